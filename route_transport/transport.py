@@ -81,15 +81,17 @@ def to_turns(angle: Tensor, # rad, any real dtype
             ) -> Tensor:    # int64 units of 2⁻⁴⁴ turn, in [-TURN/2, TURN/2]
     "Count an angle in integer units, wrapped to half a turn either way."
     share = angle.double() * (1/(2*math.pi))
-    return ((share - share.round()) * TURN).round().long()
+    return share.sub_(share.round()).mul_(TURN).round_().long()
 
 def to_phase(turns: Tensor,            # int64 units of 2⁻⁴⁴ turn
              dtype=torch.float32,      # float32 or float64
             ) -> Tensor:               # rad
     "The angle of a count, wrapped to (−π, π]."
-    half = TURN//2
-    wrapped = half - torch.remainder(half - turns, TURN)        # (−TURN/2, TURN/2]
-    return (wrapped.double() * (2*math.pi/TURN)).to(dtype)
+    below = TURN//2 - 1
+    wrapped = turns + below          # a power of two: the remainder is a bit mask, also for negative counts
+    wrapped &= TURN - 1
+    wrapped -= below                 # (−TURN/2, TURN/2]
+    return wrapped.double().mul_(2*math.pi/TURN).to(dtype)
 
 # %% ../nbs/00_transport.ipynb #4b5d54c0
 class _Accumulate(torch.autograd.Function):
