@@ -257,7 +257,7 @@ class RandomRotation(Rotation):
 
     def _fresh(self, begin, end, chunk=1024):
         "The steps of positions begin … end−1, drawn by the chunk, so that a position's step never depends on the length."
-        draws = [self._draw(hash((self.seed, c)), chunk) for c in range(begin//chunk, (end - 1)//chunk + 1)]
+        draws = [self._draw((self.seed << 32) + c, chunk) for c in range(begin//chunk, (end - 1)//chunk + 1)]
         return torch.cat(draws)[begin % chunk:][:end - begin].float()
 
     @classmethod
