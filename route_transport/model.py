@@ -84,7 +84,7 @@ class MLP(nn.Sequential):
     "Up, GELU, down."
     def __init__(self, config: GPTConfig):
         hidden = config.mlp_ratio * config.width
-        super().__init__(nn.Linear(config.width, hidden, bias=False), nn.GELU(approximate="tanh"), nn.Linear(hidden, config.width, bias=False))
+        super().__init__(nn.Linear(config.width, hidden, bias=False), nn.GELU(), nn.Linear(hidden, config.width, bias=False))
 
 class Block(nn.Module):
     "x + attention(norm(x)), then + mlp(norm(·))."

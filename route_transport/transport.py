@@ -50,10 +50,39 @@ def route_ref(q: Tensor, k: Tensor, v: Tensor, # `[B, H, T, D]`
     return y
 
 # %% ../nbs/00_transport.ipynb #dc0ea723
-def _turn(x: Tensor, cos: Tensor, sin: Tensor):
-    "Turn the pairs of `x` by the angle with this cosine and sine; the tables are cast last."
+def _turn_halves(x, cos, sin):
+    "The two rows of the matrix, written straight into the halves of the result."
     a, b = x.chunk(2, -1)
-    cos, sin = cos.to(x.dtype), sin.to(x.dtype)
+    out = torch.empty(torch.broadcast_shapes(x.shape, (*cos.shape[:-1], 1)), dtype=x.dtype, device=x.device)
+    out_a, out_b = out.chunk(2, -1)
+    torch.mul(a, cos, out=out_a).addcmul_(b, sin, value=-1)
+    torch.mul(a, sin, out=out_b).addcmul_(b, cos)
+    return out
+
+class _Turn(torch.autograd.Function):
+    "y = R(θ) x; the gradients are R(−θ) g for x, and y_a g_b − y_b g_a for θ, since dR/dθ is a further quarter turn."
+    @staticmethod
+    def forward(x, phase, cos, sin): return _turn_halves(x, cos, sin)
+
+    @staticmethod
+    def setup_context(ctx, inputs, y):
+        x, phase, cos, sin = inputs
+        ctx.save_for_backward(y, cos, sin)
+        ctx.x_shape, ctx.phase_shape, ctx.phase_dtype = x.shape, phase.shape, phase.dtype
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, g):
+        y, cos, sin = ctx.saved_tensors
+        (ya, yb), (ga, gb) = y.chunk(2, -1), g.chunk(2, -1)
+        dx = _turn_halves(g, cos, -sin).sum_to_size(ctx.x_shape) if ctx.needs_input_grad[0] else None
+        dphase = (ya*gb - yb*ga).sum_to_size(ctx.phase_shape).to(ctx.phase_dtype) if ctx.needs_input_grad[1] else None
+        return dx, dphase, None, None
+
+def _turn(x: Tensor, phase: Tensor, cos: Tensor, sin: Tensor):
+    "R(phase) x, given the phase's cosine and sine, which are cast last."
+    if not torch.compiler.is_compiling(): return _Turn.apply(x, phase, cos.to(x.dtype), sin.to(x.dtype))
+    (a, b), cos, sin = x.chunk(2, -1), phase.cos().to(x.dtype), phase.sin().to(x.dtype)   # a compiler fuses the plain formula
     return torch.cat([a*cos - b*sin, a*sin + b*cos], -1)
 
 def rotate(x: Tensor,     # `[..., T, D]`, D even
@@ -65,7 +94,7 @@ def rotate(x: Tensor,     # `[..., T, D]`, D even
     check_that(phase.shape[-1] == D//2, "phase.shape[-1]", phase.shape[-1], f"{D//2}, half of x.shape[-1]={D}")
     check_that(phase.dtype in (torch.float32, torch.float64), "phase.dtype", phase.dtype,
                "float32 or float64: in half precision neighbouring positions share an angle")
-    return _turn(x, phase.cos(), phase.sin())
+    return _turn(x, phase, phase.detach().cos(), phase.detach().sin())
 
 def rotation_matrix(angle: Tensor, # `[..., D/2]` rad
                    ) -> Tensor:    # `[..., D, D]`
@@ -135,9 +164,11 @@ class RotationFrames(Frames):
     def __init__(self, phase: Tensor,      # Θ, `[B or 1, H or 1, T, D/2]` rad, float32 or float64
                  state: RouteState=None):
         super().__init__(state)
-        self.phase, self.cos, self.sin = phase, phase.cos(), phase.sin()
-    def pull(self, x: Tensor) -> Tensor: return _turn(x, self.cos, -self.sin)
-    def push(self, y: Tensor) -> Tensor: return _turn(y, self.cos, self.sin)
+        self.phase, self.back = phase, -phase
+        self.cos, self.sin = phase.detach().cos(), phase.detach().sin()
+        self.minus_sin = -self.sin
+    def pull(self, x: Tensor) -> Tensor: return _turn(x, self.back, self.cos, self.minus_sin)
+    def push(self, y: Tensor) -> Tensor: return _turn(y, self.phase, self.cos, self.sin)
 
 # %% ../nbs/00_transport.ipynb #43cbf1f4
 class HeadShape(NamedTuple):
