@@ -24,13 +24,15 @@ figures: $(VENV)/installed ## Redraw the tables and figures of PRESET from its r
 test: $(VENV)/installed ## Execute every notebook and run the tests
 	OMP_NUM_THREADS=1 $(PY) -m pytest
 
-export: $(VENV)/installed ## Write route_transport/ from the notebooks, clean the notebooks
+export: $(VENV)/installed ## Write route_transport/ and README.md from the notebooks, clean the notebooks
 	$(VENV)/bin/nbdev_export
 	$(VENV)/bin/nbdev_clean
+	$(PY) docs/readme.py
 
 notebooks: $(VENV)/installed ## Execute every notebook in place, so that it is committed with its outputs
 	$(PY) -m jupyter nbconvert --to notebook --execute --inplace nbs/*.ipynb
 	$(VENV)/bin/nbdev_clean
+	$(PY) docs/readme.py
 
 check: $(VENV)/installed ## Check that the package equals its notebooks and the notebooks are clean
 	$(PY) tests/hygiene.py

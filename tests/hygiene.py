@@ -22,6 +22,11 @@ def duplicates():
     return [f"module {m} is exported by {' and '.join(nbs)}" for m, nbs in seen.items() if len(nbs) > 1]
 
 
+def stale_readme():
+    done = subprocess.run([sys.executable, "docs/readme.py", "--check"], cwd=root, capture_output=True, text=True)
+    return [done.stderr.strip()] if done.returncode else []
+
+
 def drift():
     before = run("git", "status", "--porcelain")
     if before: return ["commit first, then check; not committed:\n" + before]
@@ -33,6 +38,6 @@ def drift():
 
 
 if __name__ == "__main__":
-    faults = duplicates() + drift()
-    print("\n".join(faults) or "the package equals its notebooks")
+    faults = duplicates() + stale_readme() + drift()
+    print("\n".join(faults) or "the package and the README equal the notebooks")
     sys.exit(bool(faults))
