@@ -100,7 +100,10 @@ def alibi_far_mass_bound(slope,        # m > 0
         with np.errstate(divide="ignore"): log_far = log_far + np.log(-np.expm1(-slope*np.maximum(whole(length, "length") - radius - 1, 0)))
     return special.expit(2*_bound(logit_bound) + log_far)
 
-def alibi_radius(slope, logit_bound, mass):
+def alibi_radius(slope,        # m > 0
+                 logit_bound,  # λ ≥ |content logit|
+                 mass,         # ρ, in (0, 1)
+                ):
     "Least radius R for which `alibi_far_mass_bound(slope, R, λ) ≤ ρ`: `m(R+1) ≥ ln(1 + e^{2λ}(1−ρ)/ρ)`."
     need = np.logaddexp(0, 2*_bound(logit_bound) - special.logit(inside(mass, "mass")))
     return np.maximum(0, np.ceil(need/reals(slope, "slope", "finite and above 0", lambda v: v > 0) - 1e-9) - 1)
@@ -114,7 +117,11 @@ def window_far_mass_bound(window,       # W, attended distances 0…W−1
     n_near = whole(radius, "radius", 0) + 1
     return far_mass_upper_bound(np.maximum(whole(window, "window") - n_near, 0), n_near, logit_bound)
 
-def log_length_bounds(n_far, n_near, logit_bound, c=1.):
+def log_length_bounds(n_far,        # M_L
+                      n_near,       # K
+                      logit_bound,  # λ ≥ |content logit|
+                      c=1.,         # strength of the penalty, at least 0
+                     ):
     "Floor and ceiling of `ρ_D` when `c·ln M_L` is subtracted from each far logit: odds `e^{∓2λ} M_L^{1−c}/K` (claim 2)."
     c, n_far, lam = counts(c, "c"), counts(n_far, "n_far"), _bound(logit_bound)
     odds = _log_count_odds(n_far, n_near) - c*np.log(np.where(n_far > 0, n_far, 1))

@@ -81,8 +81,12 @@ ANGLE_LAWS = {   # name: (E e^{imΘ} about the mean, sampler about the mean), s 
     "fixed":      (lambda m, s: 1. + 0*m*s,            lambda rng, s, size: np.zeros(size)),             # RoPE
 }
 
-def harmonic(law: str, m=1, scale=1., mean=0.):
-    "`φ_m = E e^{imΘ}` for one step's angle of the named law (claim 1); `scale` in radians, `m` whole."
+def harmonic(law: str,  # a name in ANGLE_LAWS
+             m=1,       # which harmonic, whole
+             scale=1.,  # the law's scale, radians
+             mean=0.,   # its mean, radians
+            ):
+    "`φ_m = E e^{imΘ}` for one step's angle of the named law (claim 1)."
     m = reals(m, "m", "whole", lambda v: v == np.floor(v))
     s = reals(scale, "scale", "finite and at least 0", lambda v: v >= 0)
     return np.exp(1j*m*reals(mean, "mean")) * ANGLE_LAWS[check_choice("law", law, ANGLE_LAWS)][0](m, s)
@@ -96,8 +100,10 @@ def spectral_gap(law: str, scale=1.):
     "`γ = 1 − |E e^{iΘ}|` of a rotation step (claim 1), whatever its mean angle; over several blocks take the least."
     return 1 - np.abs(harmonic(law, 1, scale))
 
-def householder_gap(d, r=1):
-    "`γ = 1 − |1 − 2/d|^r`: r reflections a token, each with an axis uniform on the sphere in d dimensions."
+def householder_gap(d,    # dimension
+                    r=1,  # reflections a token
+                   ):
+    "`γ = 1 − |1 − 2/d|^r` with axes uniform on the sphere: 2/d for one reflection a token and d ≥ 2."
     return 1 - np.abs(1 - 2/whole(d, "d"))**whole(r, "r")
 
 # %% ../nbs/01_score_decoherence.ipynb #031791b8
@@ -134,15 +140,22 @@ def mixing_window(gap,  # spectral gap γ, 0 to 1
                  ):
     "`L_ε = ln(1/ε) / (−ln(1 − γ))`, tokens (claim 1): the mean of any longer route is below ε in norm."
     gap = reals(gap, "gap", "from 0 to 1", lambda v: (v >= 0) & (v <= 1))
-    with np.errstate(divide="ignore"): return -np.log(inside(eps, "eps"))/-np.log1p(-gap)
+    with np.errstate(divide="ignore", over="ignore"): return -np.log(inside(eps, "eps"))/-np.log1p(-gap)
 
-def decay_bound(gap, length):
+def decay_bound(gap,     # spectral gap γ, 0 to 1
+                length,  # L, tokens
+               ):
     "`(1 − γ)^L ≥ ‖E P‖` for a route of L independent steps (claim 1)."
     gap = reals(gap, "gap", "from 0 to 1", lambda v: (v >= 0) & (v <= 1))
     return (1 - gap)**counts(length, "length")
 
 # %% ../nbs/01_score_decoherence.ipynb #f5487cd9
-def route_harmonics(law, lengths, m, n, seed, scale=1., mean=0.):
+def route_harmonics(law,       # a name in ANGLE_LAWS
+                    lengths,   # increasing route lengths
+                    m,         # which harmonics [m]
+                    n, seed,   # number of routes, seed
+                    scale=1., mean=0.,   # of the law, radians
+                   ):
     "Simulated `E e^{imΘ}` of whole routes, [lengths, m], and standard errors (claim 1)."
     lengths, m = whole(lengths, "lengths", 0).astype(int), np.atleast_1d(reals(m, "m"))
     check_that(np.all(np.diff(lengths) > 0), "lengths", lengths, "increasing")
@@ -172,7 +185,9 @@ def reflected_second_moment(d, length, cosine=1.):
     return 1/d + (c2 - 1/d)*((d - 2)/(d + 2))**L
 
 # %% ../nbs/01_score_decoherence.ipynb #1ef74e69
-def near_score_bound(eta, length):
+def near_score_bound(eta,     # η ≥ ‖M_t − I‖, 0 to 2
+                     length,  # L, tokens
+                    ):
     "`1 − ηL`: least alignment `q·Pk / ‖q‖‖k‖` of an aligned pair after L steps with `‖M_t − I‖ ≤ η` (claim 1)."
     eta = reals(eta, "eta", "from 0 to 2", lambda v: (v >= 0) & (v <= 2))
     return np.maximum(1 - eta*counts(length, "length"), -1)
@@ -191,7 +206,9 @@ def haar_tail(d,    # dimension, whole, at least 1
     tail = special.betainc(np.maximum(d - 1, 1)/2, .5, (1 - eps)*(1 + eps))     # betainc at 1 − x is the upper tail of x
     return np.where(d == 1, 1., tail)[()]
 
-def levy_bound(d, eps):
+def levy_bound(d,    # dimension, whole, at least 1
+               eps,  # level relative to ‖q‖‖k‖, in (0, 1)
+              ):
     "`2·exp(−dε²/2) ≥ haar_tail(d, eps)` (claim 1, Lévy)."
     return 2*np.exp(-whole(d, "d")*inside(eps, "eps")**2/2)
 
@@ -208,18 +225,24 @@ def log_block_mgf(tau, amplitudes):
     x = np.abs(reals(tau, "tau"))[..., None]*_amplitudes(amplitudes)
     return (np.log(special.i0e(x)) + x).sum(-1)
 
-def block_mgf(tau, amplitudes):
+def block_mgf(tau,         # argument of the generating function, a number or an array
+              amplitudes,  # a_b = ‖q_b‖‖k_b‖ [..., blocks]
+             ):
     "Exact `E e^{τs} = Π_b I₀(τ a_b)` for `s = Σ_b a_b cos Θ_b`, phases uniform (claim 1); infinite beyond float64's range."
     with np.errstate(over="ignore"): return np.exp(log_block_mgf(tau, amplitudes))
 
 # %% ../nbs/01_score_decoherence.ipynb #bb4f74b7
 def _gaussian_tail(t, a, k):
     "`exp(−t²/(k Σa²))` for t > 0, else 1."
-    t, size = reals(t, "t"), np.sqrt((_amplitudes(a)**2).sum(-1))
+    t, a = reals(t, "t"), _amplitudes(a)
+    top = a.max(-1, initial=0)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        return np.where(t > 0, np.exp(-(t/size)**2/k), 1.)[()]
+        x = t/top/np.sqrt(((a/top[..., None])**2).sum(-1))          # squares of tiny amplitudes would underflow
+        return np.where(t > 0, np.where(top > 0, np.exp(-x**2/k), 0.), 1.)[()]
 
-def hoeffding_bound(t, amplitudes):
+def hoeffding_bound(t,           # level of the score, a number or an array
+                    amplitudes,  # a_b = ‖q_b‖‖k_b‖ [..., blocks]
+                   ):
     "`exp(−t²/2Σa_b²) ≥ P(s ≥ t)` (claim 1); 1 for t ≤ 0."
     return _gaussian_tail(t, amplitudes, 2)
 
@@ -227,22 +250,27 @@ def block_bound(t, amplitudes):
     "`exp(−t²/Σa_b²) ≥ P(s ≥ t)`: sharper, from `I₀(x) ≤ e^{x²/4}`; needs uniform phases, not only mean zero."
     return _gaussian_tail(t, amplitudes, 1)
 
-def chernoff_bound(t, amplitudes):
+def chernoff_bound(t,           # level of the score, a number or an array
+                   amplitudes,  # a_b [..., blocks]
+                  ):
     "`min_τ e^{−τt} Π_b I₀(τ a_b) ≥ P(s ≥ t)`: the best bound that the exact moment generating function gives."
-    t, a = reals(t, "t")[..., None], _amplitudes(amplitudes)
-    top = a.sum(-1, keepdims=True)
-    low, high = np.full(np.broadcast_shapes(t.shape, top.shape), -60.), np.full(np.broadcast_shapes(t.shape, top.shape), 60.)
+    t, a = reals(t, "t"), _amplitudes(amplitudes)
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        x, a = np.clip(np.nan_to_num(t/a.sum(-1)), 0, 1), np.nan_to_num(a/a.sum(-1, keepdims=True))   # in units of the largest score
+    low, high = np.full(x.shape, -60.), np.full(x.shape, 60.)
     for _ in range(60):                                 # bisect ln τ: the derivative of ln E e^{τs} − τt increases
-        x = np.exp((low + high)/2)*a
-        under = (a*special.i1e(x)/special.i0e(x)).sum(-1, keepdims=True) < t
+        y = np.exp((low + high)/2)[..., None]*a
+        under = (a*special.i1e(y)/special.i0e(y)).sum(-1) < x
         low, high = np.where(under, (low + high)/2, low), np.where(under, high, (low + high)/2)
-    tau = np.exp(low)
-    log_bound = (tau*(top - t) + np.log(special.i0e(tau*a)).sum(-1, keepdims=True))[..., 0]
-    return np.where(t[..., 0] >= top[..., 0], (t[..., 0] <= 0)*1., np.exp(np.minimum(np.where(t[..., 0] > 0, log_bound, 0), 0)))[()]
+    log_bound = np.exp(low)*(1 - x) + np.log(special.i0e(np.exp(low)[..., None]*a)).sum(-1)
+    return np.where(t <= 0, 1., np.where(x >= 1, 0., np.exp(np.minimum(log_bound, 0))))[()]
 
 # %% ../nbs/01_score_decoherence.ipynb #4da73bc6
-def block_tail(t, amplitudes, terms=1 << 14):
-    "Exact `P(s ≥ t)` for `s = Σ_b a_b cos Θ_b` with independent uniform phases, by its Fourier series; `amplitudes` [blocks]."
+def block_tail(t,              # level of the score, a number or an array
+               amplitudes,     # a_b [blocks]
+               terms=1 << 14,  # of the series
+              ):
+    "Exact `P(s ≥ t)` for `s = Σ_b a_b cos Θ_b` with independent uniform phases, by its Fourier series."
     a = _amplitudes(amplitudes); a = a[a > 0]
     check_that(a.ndim == 1 and a.size > 0, "amplitudes", amplitudes, "one axis, with a positive entry")
     top, k = a.sum(), np.arange(1, terms + 1)
@@ -264,12 +292,20 @@ def log_haar_mgf(tau, d):
     terms = power - special.gammaln(k + 1) - special.gammaln(d[..., None]/2 + k) + special.gammaln(d[..., None]/2)
     return special.logsumexp(terms, axis=-1)[()]
 
-def log_weight_ratio(beta, d, near=1.):
-    "`ln E(α_far/α_near)`: a mixed far token against a near one of alignment `near`, logits bounded by `beta` (claim 1)."
+def log_weight_ratio(beta,     # β = ‖q‖‖k‖/√d, the largest logit
+                     d,        # dimension
+                     near=1.,  # alignment of the near token
+                    ):
+    "`ln E(α_far/α_near)`: a mixed far token against a near one (claim 1)."
     return log_haar_mgf(beta, d) - reals(beta, "beta", "at least 0", lambda v: v >= 0)*reals(near, "near", "from −1 to 1", lambda v: np.abs(v) <= 1)
 
 # %% ../nbs/01_score_decoherence.ipynb #f20978c1
-def log_route_mgf(tau, amplitudes, law, length, scale=1., mean=0.):
+def log_route_mgf(tau,         # argument, at least 0
+                  amplitudes,  # a_b [blocks]
+                  law,         # a name in ANGLE_LAWS
+                  length,      # route lengths, a number or an array
+                  scale=1., mean=0.,   # of the law, radians
+                 ):
     "`ln E e^{τs}` of an aligned pair after `length` independent rotations of the named law, each block its own (claim 1)."
     x = counts(tau, "tau")*_amplitudes(amplitudes)                                              # [blocks]
     m = np.arange(1, int(9*np.sqrt(x.max()) + 24))
@@ -278,8 +314,10 @@ def log_route_mgf(tau, amplitudes, law, length, scale=1., mean=0.):
     return (np.log(np.maximum(series, 1e-300)) + x).sum(-1)
 
 # %% ../nbs/01_score_decoherence.ipynb #d4f0267d
-def union_bound(n_far, tail):
-    "`min(1, M_L·p)` ≥ P(the largest of M_L far scores passes a level), p one score's probability to (claim 1)."
+def union_bound(n_far,  # M_L
+                tail,   # p, probability that one score passes the level
+               ):
+    "`min(1, M_L·p)` ≥ P(the largest of M_L far scores passes a level) (claim 1)."
     return np.minimum(1, counts(n_far, "n_far")*reals(tail, "tail", "from 0 to 1", lambda v: (v >= 0) & (v <= 1)))
 
 def independent_max(n_far, tail):
@@ -287,7 +325,10 @@ def independent_max(n_far, tail):
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(counts(n_far, "n_far") == 0, 0, -np.expm1(n_far*np.log1p(-reals(tail, "tail", "from 0 to 1", lambda v: (v >= 0) & (v <= 1)))))[()]
 
-def dimension_needed(n_far, eps, failure):
+def dimension_needed(n_far,    # M_L
+                     eps,      # level relative to ‖q‖‖k‖, in (0, 1)
+                     failure,  # δ, in (0, 1)
+                    ):
     "`2 ln(M_L/δ)/ε²`: a width at which M_L mixed scores all stay below ε‖q‖‖k‖ but for probability δ (claim 1)."
     return np.maximum(1, 2*np.log(np.maximum(counts(n_far, "n_far"), 1)/inside(failure, "failure"))/inside(eps, "eps")**2)
 

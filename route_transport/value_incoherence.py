@@ -31,6 +31,7 @@ def participation(weights):
     "`(Σ α)²/Σ α²`: effective number of sources."
     w = _weights(weights)
     check_that(bool(np.all(w.sum(-1) > 0)), "weights", weights, "not all 0")
+    w = w/w.max(-1, keepdims=True)
     return w.sum(-1)**2/(w**2).sum(-1)
 
 # %% ../nbs/03_value_incoherence.ipynb #8ce71b1a
@@ -107,8 +108,12 @@ def carried_energy_steps(weights,     # α_j [sources], oldest first
         cross += now*(mu @ z)
     return (w**2).sum()*(mu @ mu) + 2*cross
 
-def draw_carried_steps(weights, background, draw_step, k):
-    "`k` samples of `‖Σ α_j P_{j→i} μ‖²`; `draw_step(y)` applies a fresh orthogonal step to each row of `y` [k, d]."
+def draw_carried_steps(weights,     # α_j [sources], oldest first
+                       background,  # μ [d]
+                       draw_step,   # `draw_step(y)` applies a fresh orthogonal step to each row of y [k, d]
+                       k,           # number of routes
+                      ):
+    "`k` samples of `‖Σ α_j P_{j→i} μ‖²`."
     y = np.zeros((k, len(background)))
     for w in weights: y = draw_step(y) + w*np.asarray(background, float)      # y_j = M_j y_{j−1} + α_j μ
     return (y**2).sum(1)
