@@ -248,11 +248,13 @@ class RoPE(Rotation):
 def mixing_sigmas(n_blocks: int,   # blocks a head, D/2
                   shortest: float, # mixing window of the first block, tokens
                   longest: float,  # of the last
+                  eps: float=0.01, # what the mean of a route has fallen to at the window's length
                  ) -> Tensor:      # σ, `[n_blocks]` rad, float64
-    "σ_b = √(2/L_b) with windows L_b spread geometrically: |E e^{iθ}|^{L_b} = 1/e for Gaussian angles (claim 1)."
+    "σ_b = √(2 ln(1/ε)/L_b), windows L_b spread geometrically: |E e^{iθ}|^{L_b} = ε for Gaussian angles (claim 1)."
+    check_that(0 < eps < 1, "eps", eps, "strictly between 0 and 1")
     check_that(0 < shortest <= longest, "(shortest, longest)", (shortest, longest), "0 < shortest ≤ longest, in tokens")
     windows = torch.logspace(math.log2(shortest), math.log2(longest), n_blocks, base=2, dtype=torch.float64)
-    return (2/windows).sqrt()
+    return (2*math.log(1/eps)/windows).sqrt()
 
 # %% ../nbs/00_transport.ipynb #925976a5
 def _seeded_normal(seed: int, *shape):
@@ -263,7 +265,7 @@ class RandomRotation(Rotation):
     def __init__(self, n_heads: int, head_dim: int,
                  vocab_size: int,        # number of token ids
                  longest: float,         # mixing window of the slowest block, tokens: about the training length
-                 shortest: float=2.,     # of the fastest
+                 shortest: float=8.,     # of the fastest
                  by: str="token",        # "token": a step for each token id; "position": a fresh one at each position
                  seed: int=0):           # the steps are a function of the seed alone
         super().__init__(head_dim)
