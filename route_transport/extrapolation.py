@@ -94,16 +94,17 @@ def evaluate(model, tokens: np.ndarray,        # validation ids, `[N]`
 # %% ../nbs/08_extrapolation.ipynb #a8f459e6
 EVALUATIONS = {                         # regions of the longest length, and the multiples of the context
     "smoke": dict(regions=4, multiples=(1, 2, 4, 8)),
-    "tiny": dict(regions=8, multiples=(1, 2, 4, 8, 16, 32, 64, 128)),
+    "tiny": dict(regions=6, multiples=(1, 2, 4, 8, 16, 32, 64, 128)),
     "small": dict(regions=8, multiples=(1, 2, 4, 8, 16, 32, 64, 128)),
     "paper": dict(regions=16, multiples=(1, 2, 4, 8, 16, 32, 64, 128)),
 }
 
 def evaluate_run(run, regions: int, multiples, store: TokenStore=None, device: str="cpu") -> dict:
     "Evaluate a finished run on its own corpus's validation text and write `eval.json`."
+    model = load_model(run)
     config = read_json(Path(run)/"config.json")
     store = store or prepare(config["train"]["corpus"], config["train"]["encoding"])
-    result = evaluate(load_model(run).to(device), store.tokens("validation"), config["model"]["context"], multiples, regions,
+    result = evaluate(model.to(device), store.tokens("validation"), config["model"]["context"], multiples, regions,
                       config["train"]["encoding"], device)
     write_json(Path(run)/"eval.json", dict(result, data=store.meta["fingerprint"]))
     return result

@@ -13,7 +13,6 @@ from fastcore.script import call_parse
 from tqdm.auto import tqdm
 from .data import prepare
 from .extrapolation import EVALUATIONS, evaluate_run
-from .figures import draw_all
 from .model import GPT, PRESETS, SYSTEMS, count_parameters, system_config
 from .training import BUDGETS, claim_run, die_with_parent, fit, side_by_side, versions
 from .utils import check_choice, check_that, read_json, refuses_in_words, write_json
@@ -84,10 +83,12 @@ def _run_missing(preset, out, systems, seeds, workers, store, changes, device):
 def reproduce(preset: str="tiny", systems=SYSTEMS, seeds=(0, 1), out=None, workers: int=None, corpus: str=None,
               steps: int=None, device: str="cpu") -> dict:
     "Train and evaluate every system and seed, write results.json, tables and figures into `out`."
+    from route_transport.figures import draw_all   # here, so that the children need not load Matplotlib
     out = Path(out or f"paper_figs/{preset}")
+    check_that(workers is None or workers >= 1, "workers", workers, "at least 1, or None for the number of cores")
     check_that(len(set(systems)) == len(systems) > 0, "systems", systems, "one or more, each once")
     check_that(len(set(seeds)) == len(seeds) > 0, "seeds", seeds, "one or more, each once")
-    configs = [system_config(preset, s) for s in systems]
+    for s in systems: system_config(preset, s)        # unknown names are refused before anything is written
     changes = {k: v for k, v in dict(corpus=corpus, steps=steps).items() if v is not None}
     budget, _ = _plan(preset, **changes)
     store = prepare(budget.corpus, budget.encoding)

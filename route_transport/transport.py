@@ -295,7 +295,7 @@ class RandomRotation(Rotation):
 
     @classmethod
     def for_heads(cls, shape, **options):
-        return cls(shape.n_heads, shape.head_dim, shape.vocab_size, **{"longest": shape.context, **options})
+        return cls(shape.n_heads, shape.head_dim, shape.vocab_size, **{"longest": max(shape.context, options.get("shortest", 8.)), **options})
 
 # %% ../nbs/00_transport.ipynb #430dcab8
 class LearnedRotation(Rotation):
