@@ -92,7 +92,8 @@ def attend(q: Tensor,              # `[B, H, Tq, D]`, the last Tq of Tk position
                (tuple(q.shape), tuple(k.shape), tuple(v.shape)), "[B, H, Tq, D], [B, H, Tk, D], [B, H, Tk, Dv]")
     check_that(1 <= Tq <= Tk, "(Tq, Tk)", (Tq, Tk), "1 ≤ Tq ≤ Tk: the queries are the last of the keys' positions")
     check_that(block >= 1, "block", block, "at least 1")
-    if control is None and Tq in (1, Tk): return F.scaled_dot_product_attention(q, k, v, is_causal=Tq == Tk)
+    if control is None and Tq == Tk: return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    if control is None and Tq == 1: return F.scaled_dot_product_attention(q, k, v)
     relative, out = control is None or control.relative, []
     if relative: strip = _strip(control, min(block, Tq), Tk, Tk, q.device).to(q.dtype)
     for a, b, end in _blocks(Tq, Tk, block):
