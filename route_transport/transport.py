@@ -156,6 +156,7 @@ class RouteState(NamedTuple):
 
 class Frames:
     "The frames of no transport at all: C_t = I."
+    attend = None   # steps that have no frame bring their own `attend(q, k, v, carry, control)` instead of pull and push
     def __init__(self, state: RouteState): self.state = state
     def pull(self, x: Tensor) -> Tensor: return x   # C_tᵀ x_t, `[B, H, T, D]`
     def push(self, y: Tensor) -> Tensor: return y   # C_t y_t, `[B, H, T, D]`
@@ -183,6 +184,7 @@ class HeadShape(NamedTuple):
 class Transport(nn.Module, ABC):
     "Orthogonal steps, one a token and head, accumulated along the route."
     per_layer = False  # True where the steps depend on the layer's input or own weights; else all layers share the frames
+    carries = CARRIES  # what it can carry
 
     @abstractmethod
     def frames(self, x: Tensor,                # the layer's input, `[B, T, width]`
