@@ -107,8 +107,9 @@ def transported_attention(q: Tensor, k: Tensor, v: Tensor, # `[B, H, T, D]`
                           carry: str="qk",        # "qk", or "qkv" to carry the values too
                           control: Control=None,  # explicit distance control, or None
                          ) -> Tensor:             # `[B, H, T, D]`
-    "Pull, attend, push: attention along routes for any orthogonal transport."
+    "Pull, attend, push: attention along routes for any orthogonal transport; others bring their own `attend`."
     check_choice("carry", carry, CARRIES)
+    if frames.attend is not None: return frames.attend(q, k, v, carry, control)
     q, k = frames.pull(q), frames.pull(k)
     if carry == "qk": return attend(q, k, v, control)
     return frames.push(attend(q, k, frames.pull(v), control))

@@ -14,20 +14,23 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 from .attention import CONTROLS, make_control, transported_attention
-from .transport import CARRIES, TRANSPORTS, HeadShape, make_transport
+from .transport import TRANSPORTS, HeadShape, make_transport
+import route_transport.reflections, route_transport.path   # they add their transports to TRANSPORTS
 from .utils import check_choice, check_that
 
 # %% ../nbs/05_model.ipynb #42944b0a
 SYSTEMS = ("rope", "random-qk", "random-qkv", "learned-qk", "learned-qkv", "alibi", "random-qkv+alibi",
-           "learned-qkv+alibi", "nope")   # the rows of the comparison
+           "learned-qkv+alibi", "nope", "reflections-qk", "reflections-qkv", "random-reflections-qk",
+           "random-reflections-qkv", "path")   # the rows of the comparison
 
 def parse_system(name: str, # `transport[-carry][+control]`, or a control's name alone
                 ) -> dict:  # `transport`, `carry`, `control`, as `GPTConfig` takes them
     "What a system's name stands for; unknown parts are refused with the known ones."
     head, _, control = name.partition("+")
     if head in CONTROLS and not control: head, control = "nope", head
-    transport, _, carry = head.partition("-")
-    if transport not in TRANSPORTS or (control and control not in CONTROLS) or (carry and carry not in CARRIES):
+    transport = max((t for t in TRANSPORTS if f"{head}-".startswith(f"{t}-")), key=len, default="")   # names may have hyphens
+    carry = head[len(transport)+1:]
+    if not transport or (control and control not in CONTROLS) or (carry and carry not in TRANSPORTS[transport].carries):
         check_choice("system", name, SYSTEMS + tuple(s for s in TRANSPORTS if s not in SYSTEMS))
     return dict(transport=transport, carry=carry or "qk", control=control or None)
 
@@ -54,7 +57,7 @@ class GPTConfig:
             check_that(isinstance(value, int) and value >= 1, name, value, "a whole number, at least 1")
         check_that(self.width % self.n_heads == 0, "width", self.width, f"a multiple of n_heads={self.n_heads}")
         check_choice("transport", self.transport, TRANSPORTS)
-        check_choice("carry", self.carry, CARRIES)
+        check_choice("carry", self.carry, TRANSPORTS[self.transport].carries)
         if self.control is not None: check_choice("control", self.control, CONTROLS)
 
     @property
@@ -120,6 +123,10 @@ class GPT(nn.Module):
             if isinstance(m, nn.Linear):
                 writes = name.endswith(("attention.out", "mlp.2"))
                 draw(m.weight, self.config.init_std / (math.sqrt(2*self.config.n_layers) if writes else 1))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            for block in self.blocks:
+                if block.attention.transport is not None: block.attention.transport.reset_parameters()
 
     def hidden(self, tokens: Tensor, # ids, int64 `[B, T]`
               ) -> Tensor:           # `[B, T, width]`

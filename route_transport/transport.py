@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['CARRIES', 'TURN', 'TRANSPORTS', 'route_operator', 'route_ref', 'rotate', 'rotation_matrix', 'to_turns', 'to_phase',
            'accumulate', 'RouteState', 'Frames', 'RotationFrames', 'HeadShape', 'Transport', 'NoTransport', 'Rotation',
-           'rope_frequencies', 'RoPE', 'mixing_sigmas', 'RandomRotation', 'LearnedRotation', 'make_transport']
+           'rope_frequencies', 'RoPE', 'mixing_sigmas', 'seeded_normal', 'fresh_by_position', 'RandomRotation',
+           'LearnedRotation', 'make_transport']
 
 # %% ../nbs/00_transport.ipynb #e89d78c7
 import math
@@ -155,6 +156,7 @@ class RouteState(NamedTuple):
 
 class Frames:
     "The frames of no transport at all: C_t = I."
+    attend = None   # steps that have no frame bring their own `attend(q, k, v, carry, control)` instead of pull and push
     def __init__(self, state: RouteState): self.state = state
     def pull(self, x: Tensor) -> Tensor: return x   # C_tᵀ x_t, `[B, H, T, D]`
     def push(self, y: Tensor) -> Tensor: return y   # C_t y_t, `[B, H, T, D]`
@@ -182,6 +184,7 @@ class HeadShape(NamedTuple):
 class Transport(nn.Module, ABC):
     "Orthogonal steps, one a token and head, accumulated along the route."
     per_layer = False  # True where the steps depend on the layer's input or own weights; else all layers share the frames
+    carries = CARRIES  # what it can carry
 
     @abstractmethod
     def frames(self, x: Tensor,                # the layer's input, `[B, T, width]`
@@ -257,8 +260,17 @@ def mixing_sigmas(n_blocks: int,   # blocks a head, D/2
     return (2*math.log(1/eps)/windows).sqrt()
 
 # %% ../nbs/00_transport.ipynb #925976a5
-def _seeded_normal(seed: int, *shape):
+def seeded_normal(seed: int, *shape) -> Tensor:
+    "Standard normal numbers, a function of the seed alone."
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+def fresh_by_position(draw,       # `draw(seed, n)` → `[n, ...]`
+                      seed: int,
+                      begin: int, end: int,  # positions begin … end−1
+                      chunk: int=1024) -> Tensor: # `[end − begin, ...]`
+    "Draws for positions, made by the chunk, so that a position's draw never depends on the length."
+    draws = [draw((seed << 32) + c, chunk) for c in range(begin//chunk, (end - 1)//chunk + 1)]
+    return torch.cat(draws)[begin % chunk:][:end - begin]
 
 class RandomRotation(Rotation):
     "Frozen Gaussian step angles, independent over heads, blocks and token ids (or positions)."
@@ -281,17 +293,12 @@ class RandomRotation(Rotation):
         if self.by == "token": self.table.copy_(to_turns(self._draw(self.seed, len(self.table))) // 2**12)
 
     def _draw(self, seed, n): # [n, H, D/2] rad
-        return _seeded_normal(seed, n, self.n_heads, self.head_dim//2) * mixing_sigmas(self.head_dim//2, *self.windows)
+        return seeded_normal(seed, n, self.n_heads, self.head_dim//2) * mixing_sigmas(self.head_dim//2, *self.windows)
 
     def angles(self, x, tokens, begin):
         if self.by == "token": theta = to_phase(self.table[tokens].long() * 2**12)         # [B, T, H, D/2]
-        else: theta = self._fresh(begin, begin + tokens.shape[-1]).to(x.device)[None]      # [1, T, H, D/2]
+        else: theta = fresh_by_position(self._draw, self.seed, begin, begin + tokens.shape[-1]).float().to(x.device)[None]   # [1, T, H, D/2]
         return theta.transpose(1, 2)
-
-    def _fresh(self, begin, end, chunk=1024):
-        "The steps of positions begin … end−1, drawn by the chunk, so that a position's step never depends on the length."
-        draws = [self._draw((self.seed << 32) + c, chunk) for c in range(begin//chunk, (end - 1)//chunk + 1)]
-        return torch.cat(draws)[begin % chunk:][:end - begin].float()
 
     @classmethod
     def for_heads(cls, shape, **options):
