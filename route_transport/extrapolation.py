@@ -94,7 +94,7 @@ def evaluate(model, tokens: np.ndarray,        # validation ids, `[N]`
 # %% ../nbs/08_extrapolation.ipynb #a8f459e6
 EVALUATIONS = {                         # regions of the longest length, and the multiples of the context
     "smoke": dict(regions=4, multiples=(1, 2, 4, 8)),
-    "tiny": dict(regions=6, multiples=(1, 2, 4, 8, 16, 32, 64, 128)),
+    "tiny": dict(regions=4, multiples=(1, 2, 4, 8, 16, 32, 64, 128)),
     "small": dict(regions=8, multiples=(1, 2, 4, 8, 16, 32, 64, 128)),
     "paper": dict(regions=16, multiples=(1, 2, 4, 8, 16, 32, 64, 128)),
 }

@@ -39,7 +39,7 @@ def parse_system(name: str, # `transport[-carry][+control]`, or a control's name
 class GPTConfig:
     "All that makes one model. Frozen, comparable, and written into every result."
     vocab_size: int = 257         # token ids; 256 byte values and an end of document
-    context: int = 64             # training length, tokens
+    context: int = 128            # training length, tokens
     n_layers: int = 3
     width: int = 96               # features of the residual stream
     n_heads: int = 3
@@ -71,7 +71,7 @@ class CausalSelfAttention(nn.Module):
     def __init__(self, config: GPTConfig):
         super().__init__()
         self.n_heads, self.carry = config.n_heads, config.carry
-        self.qkv = nn.Linear(config.width, 3*config.width, bias=False)
+        self.qkv = nn.Linear(config.width, 3*config.width)
         self.out = nn.Linear(config.width, config.width, bias=False)
         self.control = make_control(config.control, config.n_heads, **config.control_options)
         own = TRANSPORTS[config.transport].per_layer
@@ -120,9 +120,10 @@ class GPT(nn.Module):
         draw = lambda w, std: w.data.copy_(torch.randn(w.shape, generator=g)*std)
         draw(self.embed.weight, self.config.init_std)
         for name, m in self.blocks.named_modules():
-            if isinstance(m, nn.Linear):
+            if isinstance(m, nn.Linear) and "transport" not in name:
                 writes = name.endswith(("attention.out", "mlp.2"))
                 draw(m.weight, self.config.init_std / (math.sqrt(2*self.config.n_layers) if writes else 1))
+                if m.bias is not None: m.bias.data.zero_()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             for block in self.blocks:
@@ -156,7 +157,7 @@ GPT.token_losses = _token_losses
 # %% ../nbs/05_model.ipynb #3ccf0c68
 PRESETS = {
     "smoke": GPTConfig(context=16, n_layers=2, width=32, n_heads=2),
-    "tiny": GPTConfig(context=64, n_layers=3, width=96, n_heads=3),
+    "tiny": GPTConfig(context=128, n_layers=3, width=96, n_heads=3),
     "small": GPTConfig(context=128, n_layers=4, width=128, n_heads=4),
     "paper": GPTConfig(vocab_size=50257, context=512, n_layers=16, width=768, n_heads=12),
 }

@@ -47,8 +47,8 @@ class TrainConfig:
 
 BUDGETS = {
     "smoke": TrainConfig(steps=40, batch_size=8, warmup=5, log_every=10, checkpoint_every=20),
-    "tiny": TrainConfig(steps=450, batch_size=32, log_every=15, checkpoint_every=150),
-    "small": TrainConfig(steps=3000, batch_size=16, warmup=100, checkpoint_every=500),
+    "tiny": TrainConfig(steps=800, batch_size=8),
+    "small": TrainConfig(steps=1500, batch_size=16, warmup=100, checkpoint_every=500),
     "paper": TrainConfig(steps=10_000, batch_size=512, lr=6e-4, warmup=500, corpus="openwebtext", encoding="gpt2", checkpoint_every=500),
 }
 
