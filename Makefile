@@ -22,7 +22,7 @@ figures: $(VENV)/installed ## Redraw the tables and figures of PRESET from its r
 	$(PY) -m route_transport.figures --preset $(PRESET)
 
 test: $(VENV)/installed ## Execute every notebook and run the tests
-	OMP_NUM_THREADS=1 $(PY) -m pytest
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n auto
 
 export: $(VENV)/installed ## Write route_transport/ and README.md from the notebooks, clean the notebooks
 	$(VENV)/bin/nbdev_export
