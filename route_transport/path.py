@@ -111,7 +111,7 @@ def path_attention(q: Tensor,            # `[B, H, T, D]`
                    w: Tensor,            # unit axes, `[B or 1, Hk or 1, T, D]`
                    beta: Tensor,         # strengths, `[B or 1, Hk or 1, T]`
                    control=None,         # distance control with a method `bias(i, j)`, or None
-                   block: int=None,      # tokens a block, c; None: twice the head width, at most 128
+                   block: int=None,      # tokens a block, c; None: 64, or 128 beyond 2,048 tokens
                   ) -> Tensor:           # `[B, H, T, D]`
     "Exact causal attention with scores q_iᵀ P_{j→i} k_j / √D, in memory linear in T (arXiv 2505.16381, section 3.3)."
     (B, H, T, D), Hk = q.shape, k.shape[1]
@@ -120,7 +120,7 @@ def path_attention(q: Tensor,            # `[B, H, T, D]`
     check_that(block is None or block >= 1, "block", block, "at least 1, or None")
     learned = isinstance(control, nn.Module) and any(p.requires_grad for p in control.parameters())
     check_that(not learned, "control", type(control).__name__, "one without learned numbers: the blocks give its bias no gradient")
-    dtype, c, out = torch.promote_types(q.dtype, torch.float32), min(block or min(128, 2*D), T), q.dtype
+    dtype, c, out = torch.promote_types(q.dtype, torch.float32), min(block or (64 if T <= 2048 else 128), T), q.dtype
     with torch.autocast(q.device.type, enabled=False):
         q, k, v, w, beta = (t.to(dtype) for t in (q, k, v, w, beta))
         Q, (K, W, beta) = _in_blocks(q / math.sqrt(D), Hk, c), _laid_out(k, w, beta, c)

@@ -39,50 +39,54 @@ def paired(axes: Tensor,   # `[..., r, D]`, r even
 class _Compact(torch.autograd.Function):
     "Rows W of all chunks, and the first chunk's frame, to B and C of each chunk and the frame after the last."
     @staticmethod
-    def forward(W, start, dtype):                                          # [B, H, N, n, D], [B, H, D, D] float64
+    def forward(W, start, dtype):                                          # [b, N, n, D], [b, D, D] float64; b heads
         W = W.double()
         L = W @ W.mT                                                       # the solver reads its lower triangle only
         half = L.diagonal(dim1=-2, dim2=-1).mul_(0.5)
         half.masked_fill_(half == 0, 1)
         A = torch.linalg.solve_triangular(L, W, upper=False)
-        C = torch.cat([start[None], W.new_empty(W.shape[2], *start.shape)])             # [N+1, B, H, D, D]
-        for n, WA in enumerate((W.mT @ A).movedim(2, 0)): torch.sub(C[n], WA @ C[n], out=C[n + 1])
-        end, C = C[-1].clone(), C[:-1].movedim(0, 2)
-        return (A @ C).to(dtype), C.to(dtype), end, A.to(dtype), L.to(dtype)
+        (b, N, _, D), B = W.shape, torch.empty_like(W)
+        C = W.new_empty(b, N + 1, D, D)
+        C[:, 0] = start
+        for n in range(N):
+            torch.bmm(A[:, n], C[:, n], out=B[:, n])
+            torch.baddbmm(C[:, n], W[:, n].mT, B[:, n], alpha=-1, out=C[:, n + 1])
+        return *(t.to(dtype, copy=True, memory_format=torch.contiguous_format) for t in (B, C[:, :-1])), C[:, -1].clone(), A.to(dtype), L.to(dtype)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
         B, C, end, A, L = output
-        ctx.save_for_backward(inputs[0], A, L, C)
+        ctx.save_for_backward(inputs[0], B, C, A, L)
         ctx.mark_non_differentiable(A, L)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, gB, gC, gend, *_):
-        W, A, L, C = ctx.saved_tensors
-        W, WA, N = W.to(A.dtype), (W.to(A.dtype).mT @ A).movedim(2, 0), C.shape[2]
-        g = torch.cat([(gC + A.mT @ gB).movedim(2, 0), gend[None].to(A.dtype)])         # [N+1, B, H, D, D]
-        for n in reversed(range(N)): g[n].add_(g[n + 1]).sub_(WA[n].mT @ g[n + 1])
-        gG = g[1:].movedim(0, 2) @ C.mT
-        Z = torch.linalg.solve_triangular(L.mT, gB @ C.mT - W @ gG, upper=True)
+        W, B, C, A, L = ctx.saved_tensors
+        W, V, g = W.to(A.dtype), gB.clone(), torch.cat([gC, gend[:, None].to(A.dtype)], 1)   # g [b, N+1, D, D]
+        for n in reversed(range(W.shape[1])):
+            V[:, n].baddbmm_(W[:, n], g[:, n + 1], alpha=-1)
+            g[:, n].add_(g[:, n + 1]).baddbmm_(A[:, n].mT, V[:, n])
+        Z = torch.linalg.solve_triangular(L.mT, V @ C.mT, upper=True)
         S = (Z @ A.mT).tril_()
         S.diagonal(dim1=-2, dim2=-1).mul_(0.5)
-        return (Z - A @ gG.mT).sub_((S + S.mT) @ W), g[0].to(gend.dtype), None
+        return (Z - B @ g[:, 1:].mT).sub_((S + S.mT) @ W), g[:, 0].to(gend.dtype), None
 
 def compact(W: Tensor,      # axes as rows, `[B, H, N, n, D]`: N chunks of n reflections, of any length
             start: Tensor,  # frame before the first chunk, `[B, H, D, D]`, float64
             dtype,          # of the results: float32 or float64
            ) -> tuple:      # B `[B, H, N, n, D]`; C at each chunk's start `[B, H, N, D, D]`; C after the last, float64
     "B and C with C_t = C − W_{≤t}ᵀ B_{≤t}, accumulated in float64 and rounded once."
-    return _Compact.apply(W, start, dtype)[:3]
+    B, C, end, *_ = _Compact.apply(W.flatten(0, 1), start.flatten(0, 1), dtype)
+    return tuple(t.unflatten(0, W.shape[:2]) for t in (B, C, end))
 
 # %% ../nbs/00c_reflections.ipynb #5d77bec4
 class _Carry(torch.autograd.Function):
-    "y = x C − (mask ∘ x Wᵀ) B, chunk by chunk."
+    "y = x C − (mask ∘ x Wᵀ) B, for each chunk of each head."
     @staticmethod
-    def forward(x, C, W, B, mask):
-        S = (x @ W.mT).mul_(mask)                                          # [B, H, N, c, n]
-        return (x @ C).sub_(S @ B), S
+    def forward(x, C, W, B, mask):                                         # [b, c, D], [b, D, D], [b, n, D], [b, n, D], [c, n]
+        S = torch.bmm(x, W.mT).mul_(mask)
+        return torch.bmm(x, C).baddbmm_(S, B, alpha=-1), S
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -93,9 +97,9 @@ class _Carry(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, g, _):
         x, C, W, B, mask, S = ctx.saved_tensors
-        R = (g @ B.mT).mul_(mask)
-        gC, gW, gB = x.mT @ g, (R.mT @ x).neg_(), (S.mT @ g).neg_()
-        return (g @ C.mT).sub_(R @ W), gC.sum_to_size(C.shape), gW.sum_to_size(W.shape), gB.sum_to_size(B.shape), None
+        R = torch.bmm(g, B.mT).mul_(mask)
+        dx = torch.bmm(g, C.mT).baddbmm_(R, W, alpha=-1)
+        return dx, torch.bmm(x.mT, g), torch.bmm(R.mT, x).neg_(), torch.bmm(S.mT, g).neg_(), None
 
 # %% ../nbs/00c_reflections.ipynb #1298e5df
 class ReflectionFrames(Frames):
@@ -107,20 +111,22 @@ class ReflectionFrames(Frames):
         begin, frame = start or (0, torch.eye(D, dtype=torch.float64, device=axes.device).expand(Bx, H, D, D))
         self.T, self.c = T, min(chunk, T)
         with torch.autocast(axes.device.type, enabled=False):
-            self.W = self._chunks(axes.flatten(3)).unflatten(-1, (r, D)).flatten(3, 4)          # [B, H, N, c·r, D]
+            self.W = self._chunks(axes.flatten(3)).unflatten(-1, (r, D)).flatten(3, 4).contiguous()   # [B, H, N, c·r, D]
             self.B, self.C, end = compact(self.W, frame.expand(Bx, H, D, D), axes.dtype)
         sees = torch.arange(self.c*r, device=axes.device)//r <= torch.arange(self.c, device=axes.device)[:, None]
         self.mask = sees.to(axes.dtype)                                                         # [c, c·r]
         super().__init__(RouteState(begin + T, end))
 
     def _chunks(self, x): # [B, H, T, n] → [B, H, N, c, n], filled up with zeros
-        return F.pad(x, (0, 0, 0, -self.T % self.c)).unflatten(2, (-1, self.c))
+        if self.T % self.c: x = F.pad(x, (0, 0, 0, -self.T % self.c))
+        return x.unflatten(2, (-1, self.c))
 
     def _carry(self, x, C, W, B):
-        dtype = torch.promote_types(x.dtype, C.dtype)
+        dtype, chunks = torch.promote_types(x.dtype, C.dtype), self._chunks(x)
+        rows = lambda t: t.to(dtype).expand(len(x), *t.shape[1:]).flatten(0, 2)                 # [B, H, N, ·, D] → [B·H·N, ·, D]
         with torch.autocast(x.device.type, enabled=False):
-            y, _ = _Carry.apply(self._chunks(x.to(dtype)), *(t.to(dtype) for t in (C, W, B, self.mask)))
-        return y.flatten(2, 3)[:, :, :self.T].to(x.dtype)                                       # [B, H, T, D]
+            y, _ = _Carry.apply(*map(rows, (chunks, C, W, B)), self.mask.to(dtype))
+        return y.view(chunks.shape).flatten(2, 3)[:, :, :self.T].to(x.dtype)                    # [B, H, T, D]
 
     def pull(self, x): return self._carry(x, self.C, self.W, self.B)
     def push(self, y): return self._carry(y, self.C.mT, self.B, self.W)
