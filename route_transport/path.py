@@ -60,6 +60,7 @@ def _walk_forward(I, dS, at, K, G, dK, dG):
         dK[J].baddbmm_(s.mT, at[J])
     return a
 
+# %% ../nbs/00d_path.ipynb #7b8c3b5c
 class _Blocks(torch.autograd.Function):
     "Softmax attention over the strips, one block of queries at a time, forward and backward."
     @staticmethod
@@ -106,6 +107,7 @@ def _bias_adder(control, B, c, device):
         return S
     return add
 
+# %% ../nbs/00d_path.ipynb #bdb9422d
 def path_attention(q: Tensor,            # `[B, H, T, D]`
                    k: Tensor, v: Tensor, # `[B, Hk, T, D]`, Hk a divisor of H
                    w: Tensor,            # unit axes, `[B or 1, Hk or 1, T, D]`
@@ -146,6 +148,7 @@ def carried_keys(k: Tensor, w: Tensor, beta: Tensor, # as in `path_attention`
         through = G[J].mT @ through
     return torch.cat(out[::-1], 1).unflatten(0, (B, Hk))[:, :, :T]
 
+# %% ../nbs/00d_path.ipynb #b40af2f5
 class PathCache:
     "Keys carried to the present, and values."
     def __init__(self): self.keys = self.values = None
@@ -200,9 +203,8 @@ class PaTH(Transport):
         for name, value in dict(n_heads=n_heads, head_dim=head_dim, width=width, rank=rank, kernel=kernel).items():
             check_that(isinstance(value, int) and value >= 1, name, value, "a whole number, at least 1")
         self.n_heads, self.kernel, rank = n_heads, kernel, min(rank, width)
-        self.down, self.up = nn.Parameter(torch.empty(width, rank)), nn.Parameter(torch.empty(rank, n_heads*head_dim))
-        self.taps = nn.Parameter(torch.empty(kernel, n_heads*head_dim))
-        self.strength, self.bias = nn.Parameter(torch.empty(width, n_heads)), nn.Parameter(torch.empty(n_heads))
+        shapes = dict(down=(width, rank), up=(rank, n_heads*head_dim), taps=(kernel, n_heads*head_dim), strength=(width, n_heads), bias=(n_heads,))
+        for name, shape in shapes.items(): setattr(self, name, nn.Parameter(torch.empty(shape)))
         self.reset_parameters()
 
     def reset_parameters(self):

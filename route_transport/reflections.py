@@ -36,16 +36,21 @@ def paired(axes: Tensor,   # `[..., r, D]`, r even
     return torch.stack([first, first + spread*u/math.sqrt(axes.shape[-1])], -2).flatten(-3, -2)   # [..., r/2, 2, D] → [..., r, D]
 
 # %% ../nbs/00c_reflections.ipynb #3b666712
+def _solved(W: Tensor,  # axes as rows, `[..., n, D]`
+           ) -> tuple:  # A with L A = W; L, of which only the lower triangle counts
+    "The partners of a chunk's axes; an axis of zero has a partner of zero."
+    L = W @ W.mT
+    half = L.diagonal(dim1=-2, dim2=-1).mul_(0.5)
+    half.masked_fill_(half == 0, 1)
+    return torch.linalg.solve_triangular(L, W, upper=False), L
+
+# %% ../nbs/00c_reflections.ipynb #f0b57a34
 class _Compact(torch.autograd.Function):
     "Rows W of all chunks, and the first chunk's frame, to B and C of each chunk and the frame after the last."
     @staticmethod
     def forward(W, start, dtype):                                          # [b, N, n, D], [b, D, D] float64; b heads
         W = W.double()
-        L = W @ W.mT                                                       # the solver reads its lower triangle only
-        half = L.diagonal(dim1=-2, dim2=-1).mul_(0.5)
-        half.masked_fill_(half == 0, 1)
-        A = torch.linalg.solve_triangular(L, W, upper=False)
-        (b, N, _, D), B = W.shape, torch.empty_like(W)
+        (b, N, _, D), (A, L), B = W.shape, _solved(W), torch.empty_like(W)
         C = W.new_empty(b, N + 1, D, D)
         C[:, 0] = start
         for n in range(N):
@@ -72,6 +77,7 @@ class _Compact(torch.autograd.Function):
         S.diagonal(dim1=-2, dim2=-1).mul_(0.5)
         return (Z - B @ g[:, 1:].mT).sub_((S + S.mT) @ W), g[:, 0].to(gend.dtype), None
 
+# %% ../nbs/00c_reflections.ipynb #2432abc2
 def compact(W: Tensor,      # axes as rows, `[B, H, N, n, D]`: N chunks of n reflections, of any length
             start: Tensor,  # frame before the first chunk, `[B, H, D, D]`, float64
             dtype,          # of the results: float32 or float64
