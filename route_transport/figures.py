@@ -65,7 +65,9 @@ def markdown_text(results: dict) -> str:
 
 # %% ../nbs/10_paper_figures.ipynb #98312f4a
 STYLES = {"rope": ("red", 0, 0), "nope": ("grey", 2, 7), "random-qk": ("sky", 1, 1), "random-qkv": ("blue", 0, 2), "learned-qk": ("orange", 1, 4),
-          "learned-qkv": ("purple", 0, 5), "alibi": ("black", 3, 3), "random-qkv+alibi": ("green", 4, 8), "learned-qkv+alibi": ("green", 0, 6)}
+          "learned-qkv": ("purple", 0, 5), "alibi": ("black", 3, 3), "random-qkv+alibi": ("green", 4, 8), "learned-qkv+alibi": ("green", 0, 6),
+          "random-reflections-qk": ("sky", 2, 9), "random-reflections-qkv": ("blue", 2, 8), "reflections-qk": ("orange", 2, 3),
+          "reflections-qkv": ("purple", 2, 1), "path": ("red", 1, 6)}
 
 def system_style(system: str) -> dict:
     "Colour, dash and marker of a system, the same in every figure."
@@ -141,7 +143,7 @@ def position_figure(results: dict):
 # %% ../nbs/10_paper_figures.ipynb #38837f28
 def overview_figure(results: dict):
     "The whole story: ratios by length, and perplexity inside the window against that at the longest length."
-    fig, (ax, bx) = plt.subplots(1, 2, figsize=(10.5, 4), width_ratios=(1.25, 1))
+    fig, (ax, bx) = plt.subplots(1, 2, figsize=(10.5, 4.2), width_ratios=(1.25, 1))
     ends = _lines_by_multiple(ax, results, "ratio")
     ax.set(ylabel="perplexity over that at the training length", title="As windows grow")
     stats = over_seeds(results, "ppl")
