@@ -85,7 +85,7 @@ def _multiple_axis(ax, multiples, context):
 def _plain_log(ax, values):
     "A logarithmic axis with readable numbers."
     ax.set_yscale("log")
-    low, high = min(values)*0.93, max(values)*1.08
+    low, high = min(values)*0.9, max(values)*1.08
     ticks = [t for t in (.5, .6, .7, .8, .9, 1, 1.2, 1.5, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30, 50, 100, 200, 500, 1000) if low <= t <= high]
     ax.set_ylim(low, high); ax.set_yticks(ticks, [f"{t:g}" for t in ticks]); ax.minorticks_off()
 
@@ -123,11 +123,11 @@ def tail_figure(results: dict):
 
 # %% ../nbs/10_paper_figures.ipynb #379d174d
 def position_figure(results: dict):
-    "Loss by position in the longest windows, mean over seeds."
+    "Loss by position in the longest windows, mean over seeds; bins of fewer than 16 positions hold too few tokens to show."
     fig, ax = plt.subplots(figsize=(6.2, 4))
     ends, systems = {}, list(dict.fromkeys(r["system"] for r in results["runs"]))
     for system in systems:
-        bins = [r["eval"]["by_position"] for r in results["runs"] if r["system"] == system]
+        bins = [[b for b in r["eval"]["by_position"] if b["end"] - b["begin"] >= 16] for r in results["runs"] if r["system"] == system]
         at = [np.sqrt((b["begin"] + 1)*b["end"]) for b in bins[0]]
         loss = np.mean([[b["loss"] for b in one] for one in bins], 0)
         style = system_style(system)
@@ -146,6 +146,7 @@ def overview_figure(results: dict):
     fig, (ax, bx) = plt.subplots(1, 2, figsize=(10.5, 4.2), width_ratios=(1.25, 1))
     ends = _lines_by_multiple(ax, results, "ratio")
     ax.set(ylabel="perplexity over that at the training length", title="As windows grow")
+    fig.get_layout_engine().set(wspace=0.22)             # room for the labels between the panels
     stats = over_seeds(results, "ppl")
     longest = max(m for by in stats.values() for m in by)
     order = sorted(stats, key=lambda s: stats[s][longest][0], reverse=True)
