@@ -99,11 +99,13 @@ def _laid_out(k, w, beta, c): # k̄'s blocks and the steps', [N, B·Hk, c, ·]
     heads = k.shape[:2]
     return [_in_blocks(t, heads[1], c) for t in (k, w.expand(*heads, -1, -1), beta[..., None].expand(*heads, -1, -1))]
 
-def _bias_adder(control, B, c, device):
-    def add(S, I):                                                         # S [B·Hk, m·c, n]
+def _bias_adder(control, m, c, heads): # for some rows of B·Hk, whose key heads are `heads`
+    def add(S, I):                                                         # S [b, m·c, n]
         if control is None: return S
-        i, j = torch.arange(I*c, (I + 1)*c, device=device)[:, None], torch.arange((I + 1)*c, device=device)[None]
-        S.view(B, -1, c, S.shape[-1]).add_(control.bias(i, j))             # [B, H, c, n]
+        i, j = torch.arange(I*c, (I + 1)*c, device=S.device)[:, None], torch.arange((I + 1)*c, device=S.device)[None]
+        bias = control.bias(i, j)[0]                                       # [H or 1, c, n]
+        if len(bias) > 1: bias = bias.unflatten(0, (-1, m))[heads]         # [b, m, c, n]
+        S.view(-1, m, c, S.shape[-1]).add_(bias)
         return S
     return add
 
@@ -114,6 +116,7 @@ def path_attention(q: Tensor,            # `[B, H, T, D]`
                    beta: Tensor,         # strengths, `[B or 1, Hk or 1, T]`
                    control=None,         # distance control with a method `bias(i, j)`, or None
                    block: int=None,      # tokens a block, c; None: 64, or 128 beyond 2,048 tokens
+                   strip: int=2**22,     # scores held at a time, of as many heads as fit (at least one)
                   ) -> Tensor:           # `[B, H, T, D]`
     "Exact causal attention with scores q_iᵀ P_{j→i} k_j / √D, in memory linear in T (arXiv 2505.16381, section 3.3)."
     (B, H, T, D), Hk = q.shape, k.shape[1]
@@ -131,7 +134,9 @@ def path_attention(q: Tensor,            # `[B, H, T, D]`
         E = (Q @ W.mT).masked_fill(col > row, 0) @ X
         own = (Q @ K.mT - E @ F_).masked_fill(col > row, -math.inf)
         V = F.pad(v, (0, 0, 0, -T % c)).flatten(0, 1)
-        O = _Blocks.apply(Q - E @ W, own, ends, G, V, _bias_adder(control, B, c, q.device))      # [N, B·Hk, m·c, Dv]
+        b, m, heads = max(1, strip // (H//Hk * c * V.shape[1])), H//Hk, torch.arange(B*Hk, device=q.device) % Hk
+        parts = zip(*(t.split(b, 1) for t in (Q - E @ W, own, ends, G)), V.split(b), heads.split(b))
+        O = torch.cat([_Blocks.apply(*tensors, _bias_adder(control, m, c, part)) for *tensors, part in parts], 1)   # [N, B·Hk, m·c, Dv]
     O = O.unflatten(1, (B, Hk)).unflatten(3, (-1, c)).permute(1, 2, 3, 0, 4, 5)                  # [B, Hk, m, N, c, Dv]
     return O.flatten(3, 4).flatten(1, 2)[:, :, :T].to(out)
 
