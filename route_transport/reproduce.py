@@ -10,7 +10,7 @@ import json, os, time
 from dataclasses import asdict, replace
 from pathlib import Path
 from fastcore.script import call_parse
-from tqdm.auto import tqdm
+from tqdm import tqdm
 from .data import prepare
 from .extrapolation import EVALUATIONS, evaluate_run
 from .model import GPT, PRESETS, SYSTEMS, count_parameters, system_config

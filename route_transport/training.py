@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from fastcore.script import call_parse
 from safetensors.torch import load_file, save_file
-from tqdm.auto import tqdm
+from tqdm import tqdm
 from .data import Blocks, prepare
 from .model import GPT, PRESETS, GPTConfig, system_config
 from .utils import check_choice, check_that, read_json, refuses_in_words, write_json, written_whole
@@ -131,6 +131,7 @@ def versions() -> dict:
     "What a result depends on, for its record."
     return dict(python=platform.python_version(), torch=torch.__version__, machine=platform.machine())
 
+# %% ../nbs/07_training.ipynb #8dbb8d4c
 def fit(model_config: GPTConfig, config: TrainConfig,
         out,                # run folder
         store=None,         # a `TokenStore`; None to prepare config.corpus
@@ -178,6 +179,7 @@ def _steps(model, optimizer, blocks, config, out, first, seconds, device, progre
                 save_checkpoint(out/"checkpoints", model, optimizer, done, seconds=time.perf_counter() - begin)
             yield done
 
+# %% ../nbs/07_training.ipynb #6fd8565c
 def _finish(out: Path, model) -> Path:
     "Write the final weights and the summary, the summary last; the checkpoints are no longer needed."
     rows = [json.loads(line) for line in (out/"metrics.jsonl").read_text().splitlines()]
@@ -204,6 +206,7 @@ def die_with_parent():
         os._exit(1)
     if parent: threading.Thread(target=watch, daemon=True).start()
 
+# %% ../nbs/07_training.ipynb #1b4c5488
 def side_by_side(jobs: dict,      # name → arguments after the Python interpreter
                  workers: int,    # processes at once, one thread each
                  logs,            # folder for what the jobs print, one NAME.log each

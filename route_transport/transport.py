@@ -80,6 +80,7 @@ class _Turn(torch.autograd.Function):
         dphase = (ya*gb - yb*ga).sum_to_size(ctx.phase_shape).to(ctx.phase_dtype) if ctx.needs_input_grad[1] else None
         return dx, dphase, None, None
 
+# %% ../nbs/00_transport.ipynb #e167bf01
 def _turn(x: Tensor, phase: Tensor, cos: Tensor, sin: Tensor):
     "R(phase) x, given the phase's cosine and sine, which are cast last."
     if not torch.compiler.is_compiling(): return _Turn.apply(x, phase, cos.to(x.dtype), sin.to(x.dtype))
