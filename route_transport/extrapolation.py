@@ -69,6 +69,7 @@ def _row(losses, first, length: int, context: int, n_bytes: int) -> dict:
                 tail_ratio=math.exp(tail_rise), tail_ratio_se=tail_rise_se and math.exp(tail_rise)*tail_rise_se,
                 bits_per_byte=nats*losses.size/n_bytes/math.log(2), windows=losses.size//length, tokens=losses.size, tail_tokens=R*max(1, context//2))
 
+# %% ../nbs/08_extrapolation.ipynb #983d8021
 def evaluate(model, tokens: np.ndarray,        # validation ids, `[N]`
              context: int,                     # training length T, tokens
              multiples=(1, 2, 4, 8, 16, 32, 64, 128), # window lengths over T; each divides the last
