@@ -13,7 +13,7 @@ from fastcore.script import call_parse
 from tqdm import tqdm
 from .data import prepare
 from .extrapolation import EVALUATIONS, evaluate_run
-from .model import GPT, PRESETS, SYSTEMS, count_parameters, system_config
+from .model import GPT, PAPER_SYSTEMS, SYSTEMS, count_parameters, system_config
 from .training import BUDGETS, claim_run, die_with_parent, fit, side_by_side, versions
 from .utils import check_choice, check_that, read_json, refuses_in_words, write_json
 
@@ -80,7 +80,7 @@ def _run_missing(preset, out, systems, seeds, workers, store, changes, device):
         raise RuntimeError("\n".join(f"{n} failed, see {log}:\n" + "\n".join(log.read_text().splitlines()[-5:]) for n, log in zip(failed, logs)))
     return time.time() - begin if jobs else 0.0
 
-def reproduce(preset: str="tiny", systems=SYSTEMS, seeds=(0, 1), out=None, workers: int=None, corpus: str=None,
+def reproduce(preset: str="tiny", systems=PAPER_SYSTEMS, seeds=(0, 1), out=None, workers: int=None, corpus: str=None,
               steps: int=None, device: str="cpu") -> dict:
     "Train and evaluate every system and seed, write results.json, tables and figures into `out`."
     from route_transport.figures import draw_all   # here, so that the children need not load Matplotlib
@@ -106,7 +106,7 @@ def reproduce(preset: str="tiny", systems=SYSTEMS, seeds=(0, 1), out=None, worke
 @refuses_in_words
 def rt_reproduce(
     preset: str="tiny",   # shape, budget and evaluation: smoke (seconds), tiny (a quarter of an hour), small (hours), paper
-    systems: str="all",   # comma-separated: transport[-carry][+control]; all: the rows of the comparison
+    systems: str="paper", # paper: its rows and their combinations; all: with reflections and PaTH; or transport[-carry][+control], comma-separated
     seeds: str="0,1",     # comma-separated
     out: str=None,        # folder for results, tables and figures, runs/ below it; default paper_figs/PRESET
     workers: int=0,       # runs at once, one thread each; 0: as many as there are cores
@@ -117,7 +117,7 @@ def rt_reproduce(
     "Train and evaluate the paper's systems and draw its figures. Killed and called again, it goes on where it was."
     try: seed_list = [int(s) for s in str(seeds).split(",")]
     except ValueError: check_that(False, "seeds", seeds, "whole numbers with commas between them, for example 0,1")
-    names = list(SYSTEMS) if systems == "all" else [s.strip() for s in systems.split(",")]
+    names = list({"paper": PAPER_SYSTEMS, "all": SYSTEMS}.get(systems) or [s.strip() for s in systems.split(",")])
     where = Path(out or f"paper_figs/{preset}")
     results = reproduce(preset, names, seed_list, where, workers or None, corpus, steps, device)
     print((where/"table.md").read_text())
