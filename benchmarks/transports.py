@@ -7,7 +7,7 @@ Each number is the whole of what a layer pays: steps and frames from the layer's
 take turns in one process, round after round, so that whatever else the machine does meets them alike; a ratio is taken within its round. Peak memory
 is measured in a process of its own, above what the inputs and PyTorch itself take.
 """
-import json, os, platform, statistics, subprocess, sys, time
+import os, platform, statistics, subprocess, sys, time
 from pathlib import Path
 import torch
 import torch.nn.functional as F

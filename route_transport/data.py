@@ -12,7 +12,6 @@ import hashlib, os, sysconfig, warnings
 from functools import cache
 from pathlib import Path
 import numpy as np, tiktoken, torch
-from torch import Tensor
 from .utils import check_choice, check_that, read_json, write_json, written_whole
 
 # %% ../nbs/06_data.ipynb #d5333d4f
@@ -93,11 +92,15 @@ def split_documents(texts: dict,  # key → text
 OPENWEBTEXT = "Skylion007/openwebtext"   # the hub's name of the corpus
 STREAM_VALIDATION_SHARE = 0.005
 
+def _parquet_files(folder) -> list: # paths, in order
+    "The parquet files of a folder and those below it."
+    return sorted(Path(folder).expanduser().rglob("*.parquet"))
+
 def stream_openwebtext(folder: str=None): # folder of parquet files with a column `text`; None for the hub
     "Yield (split, text), document by document."
     import datasets
     if folder is not None:
-        files = sorted(map(str, Path(folder).expanduser().rglob("*.parquet")))
+        files = [str(p) for p in _parquet_files(folder)]
         check_that(bool(files), "folder", folder, "a folder with .parquet files in it")
         rows = datasets.load_dataset("parquet", data_files=files, split="train", streaming=True)
     else: rows = datasets.load_dataset(OPENWEBTEXT, split="train", streaming=True, revision="refs/convert/parquet")
@@ -142,7 +145,7 @@ def _documents(corpus: str):
     "(what the corpus is made of, for the fingerprint; a function that yields (split, text))."
     kind, _, where = corpus.partition(":")
     if kind == "openwebtext":
-        files = [(p.name, p.stat().st_size) for p in sorted(Path(where).expanduser().rglob("*.parquet"))] if where else OPENWEBTEXT
+        files = [(p.name, p.stat().st_size) for p in _parquet_files(where)] if where else OPENWEBTEXT
         return files, lambda: stream_openwebtext(where or None)
     if kind == "python" and not where: texts = _read_many(python_files())
     elif kind == "text" and where: texts = text_files(where)

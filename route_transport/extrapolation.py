@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np, torch
 from fastcore.script import call_parse
 from .data import TokenStore, get_encoding, prepare
-from .model import PRESETS
 from .training import die_with_parent, load_model
 from .utils import check_choice, check_that, read_json, refuses_in_words, write_json
 

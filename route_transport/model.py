@@ -8,7 +8,7 @@ __all__ = ['SYSTEMS', 'PAPER_SYSTEMS', 'PRESETS', 'parse_system', 'GPTConfig', '
 
 # %% ../nbs/05_model.ipynb #e53df113
 import math
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 import torch
 import torch.nn.functional as F
 from einops import rearrange

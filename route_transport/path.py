@@ -218,7 +218,7 @@ class PaTH(Transport):
         nn.init.ones_(self.taps[-1])
 
     def frames(self, x, tokens, start=None):
-        dtype = torch.float64 if self.down.dtype == torch.float64 else torch.float32
+        dtype = torch.promote_types(self.down.dtype, torch.float32)
         with torch.autocast(x.device.type, enabled=False):
             x, (begin, before) = x.to(dtype), start or (0, None)
             z = x @ self.down.to(dtype) @ self.up.to(dtype)                                          # [B, T, H·D]

@@ -8,7 +8,7 @@ __all__ = ['COLOURS', 'DASHES', 'MARKERS', 'figure_style', 'spread_apart', 'labe
 # %% ../nbs/00b_plotting.ipynb #b7ed8352
 from contextlib import contextmanager
 from pathlib import Path
-import matplotlib as mpl, matplotlib.pyplot as plt, numpy as np
+import matplotlib as mpl, numpy as np
 from .utils import check_that, written_whole
 
 # %% ../nbs/00b_plotting.ipynb #3354f9cf

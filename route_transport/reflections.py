@@ -182,7 +182,7 @@ class RandomReflections(Householder):
     def _draw(self, seed, n): return seeded_normal(seed, n, self.n_heads*self.reflections*self.head_dim).clamp(-7.9, 7.9)
 
     def axes(self, x, tokens, begin):
-        dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+        dtype = torch.promote_types(x.dtype, torch.float32)
         if self.by == "token": return self.table[tokens].to(dtype) / 2**12
         return fresh_by_position(self._draw, self.seed, begin, begin + tokens.shape[-1])[None].to(x.device, dtype)
 
@@ -204,7 +204,7 @@ class Reflections(Householder):
     def reset_parameters(self): nn.init.normal_(self.weight, std=len(self.weight)**-0.5)
 
     def axes(self, x, tokens, begin):
-        dtype = torch.float64 if self.weight.dtype == torch.float64 else torch.float32
+        dtype = torch.promote_types(self.weight.dtype, torch.float32)
         return x.to(dtype) @ self.weight.to(dtype)                         # [B, T, H·r·D]
 
     @classmethod

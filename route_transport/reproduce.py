@@ -7,14 +7,14 @@ __all__ = ['run_folder', 'train_and_evaluate', 'run_progress', 'gather', 'reprod
 
 # %% ../nbs/11_reproduce.ipynb #e10401f4
 import json, os, time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from fastcore.script import call_parse
 from tqdm import tqdm
 from .data import prepare
 from .extrapolation import EVALUATIONS, evaluate_run
 from .model import GPT, PAPER_SYSTEMS, SYSTEMS, count_parameters, system_config
-from .training import BUDGETS, claim_run, die_with_parent, fit, side_by_side, versions
+from .training import BUDGETS, claim_run, die_with_parent, fit, run_config, side_by_side, versions
 from .utils import check_choice, check_that, read_json, refuses_in_words, write_json
 
 # %% ../nbs/11_reproduce.ipynb #e084433d
@@ -31,8 +31,9 @@ def train_and_evaluate(system: str, seed: int, preset: str, out: str, device: st
     "Make one run complete: `train.json`, then `eval.json`."
     die_with_parent()
     budget, plan = _plan(preset, **changes)
-    run = fit(system_config(preset, system), replace(budget, seed=seed), run_folder(out, system, seed), device=device, progress=False)
-    if not (run/"eval.json").exists(): evaluate_run(run, **plan, device=device)
+    store = prepare(budget.corpus, budget.encoding)
+    run = fit(system_config(preset, system), replace(budget, seed=seed), run_folder(out, system, seed), store, device, progress=False)
+    if not (run/"eval.json").exists(): evaluate_run(run, **plan, store=store, device=device)
 
 # %% ../nbs/11_reproduce.ipynb #09fd4354
 def run_progress(run: Path, steps: int) -> tuple: # share done in [0, 1], a word
@@ -64,7 +65,7 @@ def _run_missing(preset, out, systems, seeds, workers, store, changes, device):
     "Run what is not finished, side by side; the seconds that it took."
     budget, _ = _plan(preset, **changes)
     for system in systems:
-        for seed in seeds: claim_run(run_folder(out, system, seed), dict(model=asdict(system_config(preset, system)), train=asdict(replace(budget, seed=seed)), data=store.meta["fingerprint"]))
+        for seed in seeds: claim_run(run_folder(out, system, seed), run_config(system_config(preset, system), replace(budget, seed=seed), store))
     code = "import json, sys; from route_transport.reproduce import train_and_evaluate as t; t(**json.loads(sys.argv[1]))"
     names = {f"{system}/seed{seed}": dict(system=system, seed=seed, preset=preset, out=str(out), device=device, **changes) for seed in seeds for system in systems}
     jobs = {n: ["-c", code, json.dumps(a)] for n, a in names.items() if not (Path(out)/"runs"/n/"eval.json").exists()}
@@ -89,7 +90,7 @@ def reproduce(preset: str="tiny", systems=PAPER_SYSTEMS, seeds=(0, 1), out=None,
     check_that(len(set(systems)) == len(systems) > 0, "systems", systems, "one or more, each once")
     check_that(len(set(seeds)) == len(seeds) > 0, "seeds", seeds, "one or more, each once")
     for s in systems: system_config(preset, s)        # unknown names are refused before anything is written
-    changes = {k: v for k, v in dict(corpus=corpus, steps=steps).items() if v is not None}
+    changes = dict(corpus=corpus, steps=steps)
     budget, _ = _plan(preset, **changes)
     store = prepare(budget.corpus, budget.encoding)
     seconds = _run_missing(preset, out, systems, seeds, workers or len(os.sched_getaffinity(0)), store, changes, device)

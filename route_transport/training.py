@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['BUDGETS', 'TrainConfig', 'learning_rate', 'make_optimizer', 'weights', 'save_checkpoint', 'load_checkpoint',
-           'claim_run', 'versions', 'fit', 'load_model', 'die_with_parent', 'side_by_side', 'rt_train']
+           'run_config', 'claim_run', 'versions', 'fit', 'load_model', 'die_with_parent', 'side_by_side', 'rt_train']
 
 # %% ../nbs/07_training.ipynb #0979a132
 import json, math, os, platform, shutil, subprocess, sys, threading, time
@@ -15,7 +15,7 @@ from fastcore.script import call_parse
 from safetensors.torch import load_file, save_file
 from tqdm import tqdm
 from .data import Blocks, prepare
-from .model import GPT, PRESETS, GPTConfig, system_config
+from .model import GPT, GPTConfig, system_config
 from .utils import check_choice, check_that, read_json, refuses_in_words, write_json, written_whole
 
 # %% ../nbs/07_training.ipynb #b2445b83
@@ -99,6 +99,10 @@ def _differences(a, b, at=""):
         return [line for k in sorted(a.keys() | b.keys()) for line in _differences(a.get(k), b.get(k), f"{at}.{k}" if at else k)]
     return [] if a == b else [f"{at}: {a!r} there, {b!r} now"]
 
+def run_config(model_config: GPTConfig, config: TrainConfig, store) -> dict:
+    "All that a run's numbers depend on, as its `config.json` has it."
+    return dict(model=asdict(model_config), train=asdict(config), data=store.meta["fingerprint"])
+
 def claim_run(out, config: dict) -> Path:
     "Make `out` the folder of a run with this configuration, or refuse if it is another run's."
     path = Path(out)/"config.json"
@@ -142,7 +146,7 @@ def fit(model_config: GPTConfig, config: TrainConfig,
     "Train a model, or go on training it."
     store = store or prepare(config.corpus, config.encoding)
     check_that(store.meta["vocab_size"] == model_config.vocab_size, "vocab_size", model_config.vocab_size, f"{store.meta['vocab_size']}, the encoding's")
-    out = claim_run(out, dict(model=asdict(model_config), train=asdict(config), data=store.meta["fingerprint"]))
+    out = claim_run(out, run_config(model_config, config, store))
     if (out/"train.json").exists(): return out
     model = GPT(model_config, seed=config.seed).to(device)
     optimizer = make_optimizer(model, config)

@@ -130,7 +130,7 @@ class _Accumulate(torch.autograd.Function):
     @staticmethod
     def forward(angle, start):
         turns = to_turns(angle).cumsum(-2) + start
-        phase = to_phase(turns, torch.float64 if angle.dtype == torch.float64 else torch.float32)
+        phase = to_phase(turns, torch.promote_types(angle.dtype, torch.float32))
         return phase.add_(0*angle), turns[..., -1:, :]
 
     @staticmethod
@@ -243,8 +243,7 @@ class RoPE(Rotation):
     def frames(self, x, tokens, start=None):
         begin, T = start.length if start else 0, tokens.shape[-1]
         turns = (begin + 1 + torch.arange(T, device=self.omega.device))[:, None] * self.omega   # [T, D/2]
-        dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-        return RotationFrames(to_phase(turns[None, None], dtype), RouteState(begin + T, None))
+        return RotationFrames(to_phase(turns[None, None], torch.promote_types(x.dtype, torch.float32)), RouteState(begin + T, None))
     @classmethod
     def for_heads(cls, shape, **options): return cls(shape.head_dim, **options)
 
@@ -329,7 +328,7 @@ class LearnedRotation(Rotation):
         with torch.no_grad(): self.bias.copy_(rope_frequencies(self.head_dim, self.base).repeat(self.n_heads))
 
     def angles(self, x, tokens, begin):
-        dtype = torch.float64 if self.weight.dtype == torch.float64 else torch.float32
+        dtype = torch.promote_types(self.weight.dtype, torch.float32)
         with torch.autocast(x.device.type, enabled=False):
             W = self.weight.to(dtype)
             bend = x.to(dtype) @ W if self.source == "input" else W[tokens]       # [B, T, H·D/2]

@@ -6,8 +6,8 @@ from hypothesis import given, settings, strategies as st
 from torch import nn
 from route_transport.attention import ALiBi, attend, transported_attention
 from route_transport.model import GPT, SYSTEMS, system_config
-from route_transport.transport import (HeadShape, LearnedRotation, RandomRotation, RoPE, RotationFrames, accumulate, make_transport,
-                                       rope_frequencies, rotate, rotation_matrix, route_ref, to_phase, to_turns, TURN)
+from route_transport.transport import (HeadShape, RandomRotation, RoPE, RotationFrames, accumulate, make_transport,
+                                       rope_frequencies, rotation_matrix, route_ref, to_phase, TURN)
 
 seeded = lambda seed: torch.Generator().manual_seed(seed)
 tokens_of = lambda T, B=1, seed=0: torch.randint(0, 50, (B, T), generator=seeded(seed))
