@@ -95,8 +95,8 @@ class LogLength(Control):
         check_that(c >= 0, "c", c, "at least 0")
         self.reference, self.c = reference, c
     def bias(self, i, j, mark_i=None, mark_j=None):
-        toll = self.c * (i - self.reference).clamp_min(1).double().log().float()
-        return torch.where(i - j > self.reference, -toll, 0.)
+        toll = self.c * (i - self.reference).clamp_min(1).double().log()
+        return torch.where(i - j > self.reference, -toll, 0.)   # float64: it has no heads, so it is small
     @classmethod
     def for_heads(cls, shape, reference=None, **options): return cls(reference or shape.context, **options)
 

@@ -228,7 +228,7 @@ class PaTH(Transport):
     def frames(self, x, tokens, start=None, documents=None):
         dtype = torch.promote_types(self.down.dtype, torch.float32)
         with torch.autocast(x.device.type, enabled=False):
-            x, (begin, before) = x.to(dtype), start or (0, None)
+            x, (begin, before) = x.to(dtype), start[:2] if start else (0, None)
             z = x @ self.down.to(dtype) @ self.up.to(dtype)                                          # [B, T, H·D]
             z = F.pad(z, (0, 0, self.kernel - 1, 0)) if before is None else torch.cat([before, z], 1)
             a = F.silu(sum(z[:, s:s + x.shape[1]]*tap*seen for s, (tap, seen) in enumerate(zip(self.taps.to(dtype), self._seen(documents)))))

@@ -115,7 +115,7 @@ class ReflectionFrames(Frames):
                  start: RouteState=None,       # state after the tokens before these; None at the beginning
                  chunk: int=32):               # tokens a chunk
         Bx, H, T, r, D = axes.shape
-        begin, frame = start or (0, torch.eye(D, dtype=torch.float64, device=axes.device).expand(Bx, H, D, D))
+        begin, frame = start[:2] if start else (0, torch.eye(D, dtype=torch.float64, device=axes.device).expand(Bx, H, D, D))
         self.T, self.c = T, min(chunk, T)
         with torch.autocast(axes.device.type, enabled=False):
             self.W = self._chunks(axes.flatten(3)).unflatten(-1, (r, D)).flatten(3, 4).contiguous()   # [B, H, N, c·r, D]

@@ -175,6 +175,7 @@ class RouteState(NamedTuple):
     "Where a route stands after some tokens: enough to continue it."
     length: int     # tokens so far
     frame: Tensor   # the last token's frame: counts `[B or 1, H or 1, 1, D/2]` for rotations, None for no transport
+    phase: Tensor = None # the phase of those counts, which have no gradient; None where no gradient is wanted
 
 class Frames:
     "The frames of no transport at all: C_t = I."
@@ -246,6 +247,10 @@ def token_positions(tokens: Tensor, start: RouteState=None, documents: Documents
     if documents is not None: return documents.positions
     return (start.length if start else 0) + torch.arange(tokens.shape[-1], device=tokens.device)[None]
 
+def _only_gradient(phase, first): # zero, with the gradient of the phase before; not for documents that begin later
+    zero = phase - phase.detach()
+    return zero if first is None else zero * (first < 0)[:, None, :, None]
+
 class Rotation(Transport):
     "Block-diagonal SO(2) steps; a subclass gives their `angles`."
     def __init__(self, head_dim: int):  # width of one head, D, even
@@ -259,10 +264,11 @@ class Rotation(Transport):
         "Step angles θ_t in rad, `[B or 1, H or 1, T, D/2]`; `positions` in the document, int64 `[B or 1, T]`."
 
     def frames(self, x, tokens, start=None, documents=None):
-        begin, count = start or (0, None)
-        angles = self.angles(x, tokens, token_positions(tokens, start, documents))
-        phase, count = accumulate(angles, count, documents and documents.first())
-        return RotationFrames(phase, RouteState(begin + tokens.shape[-1], count))
+        begin, count, before = start or (0, None, None)
+        angles, first = self.angles(x, tokens, token_positions(tokens, start, documents)), documents and documents.first()
+        phase, count = accumulate(angles, count, first)
+        if before is not None: phase = phase + _only_gradient(before, first)
+        return RotationFrames(phase, RouteState(begin + tokens.shape[-1], count, phase[..., -1:, :] if phase.requires_grad else None))
 
 # %% ../nbs/00_transport.ipynb #ead59f14
 def rope_frequencies(head_dim: int,         # D, even
@@ -343,8 +349,9 @@ class RandomRotation(Rotation):
         return seeded_normal(seed, n, self.n_heads, self.head_dim//2) * mixing_sigmas(self.head_dim//2, *self.windows)
 
     def angles(self, x, tokens, positions):
-        if self.by == "token": theta = to_phase(self.table[tokens].long() * 2**12)         # [B, T, H, D/2]
-        else: theta = drawn_at(self._draw, self.seed, positions).float()                   # [B or 1, T, H, D/2]
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        if self.by == "token": theta = to_phase(self.table[tokens].long() * 2**12, dtype)  # [B, T, H, D/2]
+        else: theta = drawn_at(self._draw, self.seed, positions).float().to(dtype)         # [B or 1, T, H, D/2]
         return theta.transpose(1, 2)
 
     @classmethod
