@@ -36,6 +36,12 @@ class Control(nn.Module, ABC):
         "What it notes of each token, from that token and those before it."
         return None
 
+    def decay(self, n_keys: int,           # Tk
+              marks: Tensor=None,          # of all keys, `[B, H or 1, Tk]`
+              device=None) -> Tensor:      # a, float64 `[B or 1, H, Tk]`, never falling; None: the bias has no such form
+        "a with b_ij = −(a_i − a_j): keys that can be proved not to matter are then not read (chapter 3b)."
+        return None
+
     @classmethod
     def for_heads(cls, shape: HeadShape, **options):
         "Make one that fits a model; a subclass takes from its shape what it needs."
@@ -67,6 +73,8 @@ class ALiBi(Control):
     def bias(self, i, j, mark_i=None, mark_j=None):
         m = torch.tensor(self.slopes, device=i.device)                 # plain numbers: no cast of the model reaches them
         return m[:, None, None] * (j - i)
+    def decay(self, n_keys, marks=None, device=None):
+        return torch.tensor(self.slopes, dtype=torch.float64, device=device)[None, :, None] * torch.arange(n_keys, device=device)
     @classmethod
     def for_heads(cls, shape, **options): return cls(shape.n_heads, **options)
 
@@ -130,6 +138,8 @@ class ForgetGate(Control):
     def bias(self, i, j, mark_i=None, mark_j=None):
         middle, dtype = mark_i[:, :, :1].detach(), torch.promote_types(self.weight.dtype, torch.float32)
         return (mark_i - middle).to(dtype) - (mark_j - middle).to(dtype)   # the differences of near keys keep all their digits
+
+    def decay(self, n_keys, marks=None, device=None): return -marks
 
     @classmethod
     def for_heads(cls, shape, **options): return cls(shape.n_heads, shape.width, **options)

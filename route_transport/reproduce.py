@@ -14,6 +14,7 @@ from tqdm import tqdm
 from .data import prepare
 from .extrapolation import EVALUATIONS, evaluate_run
 from .model import GPT, PAPER_SYSTEMS, SYSTEMS, count_parameters, system_config
+from .remedies import evaluate_remedies, evaluations, is_evaluated
 from .training import BUDGETS, claim_run, die_with_parent, fit, run_config, side_by_side, versions
 from .utils import check_choice, check_that, read_json, refuses_in_words, write_json
 
@@ -28,11 +29,12 @@ def _plan(preset, corpus=None, steps=None):
     return replace(BUDGETS[check_choice("preset", preset, BUDGETS)], **changes), EVALUATIONS[preset]
 
 def train_and_evaluate(system: str, seed: int, preset: str, out: str, device: str="cpu", **changes):
-    "Make one run complete: `train.json`, then `eval.json`."
+    "Make one run complete: `train.json`, a trained RoPE's remedies, then `eval.json`."
     die_with_parent()
     budget, plan = _plan(preset, **changes)
     store = prepare(budget.corpus, budget.encoding)
     run = fit(system_config(preset, system), replace(budget, seed=seed), run_folder(out, system, seed), store, device, progress=False)
+    if system == "rope": evaluate_remedies(run, **plan, store=store, device=device)
     if not (run/"eval.json").exists(): evaluate_run(run, **plan, store=store, device=device)
 
 # %% ../nbs/11_reproduce.ipynb #09fd4354
@@ -52,8 +54,8 @@ def gather(preset: str, out, systems, seeds, store, wall_seconds: float) -> dict
         with_weights = count_parameters(GPT(system_config(preset, system)))
         for seed in seeds:
             run = run_folder(out, system, seed)
-            train, result = read_json(run/"train.json"), read_json(run/"eval.json")
-            runs.append(dict(system=system, seed=seed, parameters=with_weights, train=train, eval=result))
+            runs += [dict(system=row, seed=seed, parameters=with_weights, train=read_json(run/"train.json"), eval=numbers)
+                     for row, numbers in evaluations(run, system).items()]
     config = read_json(run/"config.json")
     shape = {k: v for k, v in config["model"].items() if k not in ("transport", "carry", "control")}
     budget = {k: v for k, v in config["train"].items() if k != "seed"}
@@ -68,7 +70,7 @@ def _run_missing(preset, out, systems, seeds, workers, store, changes, device):
         for seed in seeds: claim_run(run_folder(out, system, seed), run_config(system_config(preset, system), replace(budget, seed=seed), store))
     code = "import json, sys; from route_transport.reproduce import train_and_evaluate as t; t(**json.loads(sys.argv[1]))"
     names = {f"{system}/seed{seed}": dict(system=system, seed=seed, preset=preset, out=str(out), device=device, **changes) for seed in seeds for system in systems}
-    jobs = {n: ["-c", code, json.dumps(a)] for n, a in names.items() if not (Path(out)/"runs"/n/"eval.json").exists()}
+    jobs = {n: ["-c", code, json.dumps(a)] for n, a in names.items() if not is_evaluated(Path(out)/"runs"/n, a["system"])}
     begin = time.time()
     with tqdm(total=len(names), bar_format="{percentage:3.0f}% of {total} runs [{elapsed}<{remaining}] {postfix}", mininterval=1) as bar:
         def tick(running):
