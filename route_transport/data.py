@@ -21,7 +21,7 @@ try: from fastcore.script import call_parse
 except ImportError: call_parse = lambda command: command   # where only the libraries of training are installed (benchmarks/gpu.py)
 
 # %% ../nbs/06_data.ipynb #d5333d4f
-ENCODINGS = ("bytes", "gpt2")
+ENCODINGS = {"bytes": 257, "gpt2": 50257}   # name: number of ids
 
 @cache
 def get_encoding(name: str,              # one of `ENCODINGS`
