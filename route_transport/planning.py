@@ -18,7 +18,8 @@ def flops_per_token(config: GPTConfig,
                     length: int=None,  # window, tokens; None for the training length
                    ) -> int:           # forward and backward; a third of it forward
     "F = 6N + 6·layers·width·T: matrices and causal attention, without the transport's own work."
-    per_layer = 4*config.width**2 + 2*config.mlp_ratio*config.width**2
+    kv = (getattr(config, "n_kv_heads", None) or config.n_heads)*config.head_dim     # width of the keys, and of the values
+    per_layer = 2*config.width*(config.width + kv) + 2*config.mlp_ratio*config.width**2
     N = config.vocab_size*config.width + config.n_layers*per_layer
     return 6*N + 6*config.n_layers*config.width*(length or config.context)
 
