@@ -6,10 +6,10 @@
 __all__ = ['ENCODINGS', 'GPT2_FILES', 'SPLITS', 'VALIDATION_SHARE', 'OPENWEBTEXT', 'STREAM_VALIDATION_SHARE', 'JOURNAL_EVERY',
            'CORPORA', 'get_encoding', 'encode', 'count_bytes', 'give_gpt2_files', 'key_hash', 'read_text',
            'python_files', 'text_files', 'split_documents', 'Stream', 'Listed', 'TokenStore', 'cache_folder', 'prepare',
-           'rt_prepare', 'Blocks', 'sent']
+           'either_dash', 'rt_prepare', 'Blocks', 'sent']
 
 # %% ../nbs/06_data.ipynb #9aef90ac
-import hashlib, os, shutil, sysconfig, time, warnings
+import hashlib, os, re, shutil, sys, sysconfig, time, warnings
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -306,7 +306,14 @@ def _build(path: Path, open_source, *args, **meta):
     os.replace(work, path)
 
 # %% ../nbs/06_data.ipynb #680830d8
+def either_dash(command):
+    "Let a command line join the words of a flag by `-` as well as by `_`."
+    if command.__module__ == "__main__" or Path(sys.argv[0]).stem == command.__name__.replace("_", "-"):   # it is being run
+        sys.argv[1:] = [re.sub(r"^--[\w-]+", lambda m: "--" + m[0][2:].replace("-", "_"), a) for a in sys.argv[1:]]
+    return command
+
 @call_parse
+@either_dash
 @refuses_in_words
 def rt_prepare(
     corpus: str="openwebtext", # python, text:PATH, openwebtext, openwebtext:FOLDER or hub:NAME[:CONFIG][@COLUMN]

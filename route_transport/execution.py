@@ -75,9 +75,9 @@ class Alone:
 def processes(device: str="cpu"): # cpu, or cuda for as many GPUs as the launcher gave
     "An `Accelerator` where a launcher started several processes, else `Alone`."
     if int(os.environ.get("WORLD_SIZE", 1)) == 1: return Alone(device)
-    from accelerate import Accelerator, DistributedDataParallelKwargs
+    from accelerate import Accelerator
     from accelerate.utils import gather_object
-    here = Accelerator(cpu=device == "cpu", mixed_precision="no", kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False)])
+    here = Accelerator(cpu=device == "cpu", mixed_precision="no")
     here.gather_list = gather_object    # the items of all processes, in the order of their ranks
     return here
 

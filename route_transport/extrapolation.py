@@ -9,7 +9,7 @@ __all__ = ['EVALUATIONS', 'cut_regions', 'region_losses', 'mean_and_se', 'positi
 import math, os
 from pathlib import Path
 import numpy as np, torch
-from .data import TokenStore, call_parse, count_bytes, prepare
+from .data import TokenStore, call_parse, count_bytes, either_dash, prepare
 from .execution import Alone, Execution, processes
 from .training import die_with_parent, load_model
 from .utils import check_choice, check_that, read_json, refuses_in_words, write_json
@@ -115,6 +115,7 @@ def evaluate_run(run, regions: int, multiples, store: TokenStore=None, execution
     return result
 
 @call_parse
+@either_dash
 @refuses_in_words
 def rt_eval(
     run: str,               # run folder, as rt-train made it

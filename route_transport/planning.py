@@ -92,12 +92,17 @@ def plan(config: GPTConfig,
         costs.update(tokens_per_second=speed, source=source, seconds=tokens/speed)
     return costs
 
+def _in(number: float, unit: str) -> str:
+    "A number with its prefix."
+    power, prefix = next(((p, x) for p, x in ((1e12, "T"), (1e9, "G"), (1e6, "M")) if number >= p), (1e3, "k"))
+    return f"{number/power:.2f} {prefix}{unit}"
+
 def plan_text(costs: dict) -> str:
     "A plan as a table in plain text."
     lines = [("parameters", f"{costs['parameters']['total']:,}  (" + ", ".join(f"{k} {v:,}" for k, v in costs["parameters"].items() if v and k != "total") + ")"),
-             ("tokens", f"{costs['tokens']:,}"), ("FLOPs", f"{costs['flops']:.2e}  ({costs['flops_per_token']/1e9:.2f} GFLOP a token, the transport's own not counted)"),
-             ("memory", f"{sum(costs['memory'].values())/1e9:.2f} GB  in {costs['precision']}, {costs['blocks_at_once']} blocks at once, {costs['pieces']} times a step on one device")]
-    lines += [("", f"{b/1e9:8.2f} GB  {k}") for k, b in costs["memory"].items()]
+             ("tokens", f"{costs['tokens']:,}"), ("FLOPs", f"{costs['flops']:.2e}  ({_in(costs['flops_per_token'], 'FLOP')} a token, the transport's own not counted)"),
+             ("memory", f"{_in(sum(costs['memory'].values()), 'B')}  in {costs['precision']}, {costs['blocks_at_once']} blocks at once, {costs['pieces']} times a step on one device")]
+    lines += [("", f"{_in(b, 'B'):>12}  {k}") for k, b in costs["memory"].items()]
     if "seconds" in costs: lines.append(("time", f"{costs['seconds']/3600:.1f} h  at {costs['tokens_per_second']:,.0f} tokens/s ({costs['source']})"))
     else: lines.append(("time", "name a device or a measured number of tokens a second with --throughput"))
     return "\n".join(f"{name:<11}{text}" for name, text in lines)

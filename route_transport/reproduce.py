@@ -10,7 +10,7 @@ import json, os, time
 from dataclasses import asdict, replace
 from pathlib import Path
 from tqdm import tqdm
-from .data import call_parse, prepare
+from .data import call_parse, either_dash, prepare
 from .execution import Execution
 from .extrapolation import EVALUATIONS, evaluate_run
 from .model import GPT, GPTConfig, PAPER_SYSTEMS, SYSTEMS, count_parameters, system_config
@@ -103,6 +103,7 @@ def reproduce(preset: str="tiny", systems=PAPER_SYSTEMS, seeds=(0, 1), out=None,
 
 # %% ../nbs/11_reproduce.ipynb #b75ff8d8
 @call_parse
+@either_dash
 @refuses_in_words
 def rt_reproduce(
     preset: str="tiny",   # shape, budget and evaluation: smoke (seconds), tiny (a quarter of an hour), small (hours), paper

@@ -9,13 +9,13 @@ __all__ = ['BUDGETS', 'TrainConfig', 'changed', 'model_for', 'learning_rate', 'm
 
 # %% ../nbs/07_training.ipynb #0979a132
 import json, math, os, platform, shutil, subprocess, sys, threading, time
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 from tqdm import tqdm
-from .data import ENCODINGS, Blocks, call_parse, prepare, sent
+from .data import ENCODINGS, Blocks, call_parse, either_dash, prepare, sent
 from .execution import Alone, Execution, Stopped, StopRequest, adapt, processes
 from .model import GPT, GPTConfig, system_config
 from .utils import check_choice, check_that, read_json, refuses_in_words, write_json, written_whole
@@ -180,13 +180,26 @@ def _keep_lines(path: Path, last_step: int):
     with written_whole(path) as tmp: tmp.write_text("".join(line + "\n" for line in kept))
 
 def _begin(out, config: dict, here) -> Path:
-    "Claim the run's folder and clear away what a kill left half-written in it."
+    "Claim the run's folder."
     if here.is_main_process: claim_run(out, config)
     here.wait_for_everyone()
-    out = claim_run(out, config)
-    if here.is_main_process:
+    return claim_run(out, config)
+
+@contextmanager
+def _held(out: Path, here, patience: float=20.0): # seconds
+    "Hold a run's folder, cleared of what a kill left half-written; two trainings in one folder would ruin both."
+    if not here.is_main_process: yield; return
+    from filelock import FileLock, Timeout
+    (out/"checkpoints").mkdir(exist_ok=True)
+    lock = FileLock(out/"checkpoints"/".lock")
+    try: lock.acquire(timeout=patience)          # whoever was killed a moment ago may still be on his way out
+    except Timeout: check_that(False, "out", str(out), f"a folder in which no other process is training; one holds {lock.lock_file}")
+    try:
         for p in [*out.glob(".*.tmp"), *(out/"checkpoints").glob(".*.tmp")]: shutil.rmtree(p) if p.is_dir() else p.unlink()
-    return out
+        yield
+    finally:
+        if (out/"train.json").exists(): shutil.rmtree(out/"checkpoints", ignore_errors=True)   # they are no longer needed
+        lock.release()
 
 # %% ../nbs/07_training.ipynb #6a36f5be
 def versions() -> dict:
@@ -210,7 +223,9 @@ def fit(model_config: GPTConfig, config: TrainConfig,
     if (out/"train.json").exists(): return out
     blocks = Blocks(store.tokens("train"), model_config.context, config.seed)
     cuda = [here.device] if here.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=cuda):               # the caller's generators are left as they were
+    with torch.random.fork_rng(devices=cuda), _held(out, here): # the caller's generators are left as they were
+        here.wait_for_everyone()
+        if (out/"train.json").exists(): return out              # whoever held it has finished
         torch.manual_seed(config.seed)
         model = adapt(GPT(model_config, seed=config.seed).to(here.device), execution)
         model, optimizer = here.prepare(model, make_optimizer(model, config))
@@ -258,7 +273,7 @@ def _metrics(done, losses, norms, config, per_step, now, last, since, begin) -> 
 
 # %% ../nbs/07_training.ipynb #6fd8565c
 def _finish(out: Path, model, here) -> Path:
-    "Write the final weights and the summary, the summary last; the checkpoints are no longer needed."
+    "Write the final weights and the summary, the summary last."
     final = weights(model)
     if here.is_main_process: _write_result(out, final)
     here.wait_for_everyone()
@@ -269,7 +284,6 @@ def _write_result(out, final):
     with written_whole(out/"model.safetensors") as tmp: save_file(final, tmp)
     write_json(out/"train.json", dict(steps=rows[-1]["step"], tokens=rows[-1]["tokens"], loss=rows[-1]["loss"],
                                       seconds=rows[-1]["seconds"], versions=versions()))
-    shutil.rmtree(out/"checkpoints", ignore_errors=True)
 
 def load_model(run) -> GPT:
     "The trained model of a run folder, in evaluation mode."
@@ -281,8 +295,8 @@ def load_model(run) -> GPT:
 
 # %% ../nbs/07_training.ipynb #3fb54017
 def die_with_parent():
-    "In a child of `side_by_side`: leave as soon as the parent is gone."
-    parent = int(os.environ.get("ROUTE_TRANSPORT_PARENT", 0))
+    "In a child of `side_by_side`, or of a launcher: leave as soon as the parent is gone."
+    parent = int(os.environ.get("ROUTE_TRANSPORT_PARENT", 0)) or ("LOCAL_RANK" in os.environ and os.getppid())
     def watch():
         while os.getppid() == parent: time.sleep(1)
         os._exit(1)
@@ -331,6 +345,7 @@ def _train(model_config, config, out, execution, quiet):
     raise SystemExit(status)
 
 @call_parse
+@either_dash
 @refuses_in_words
 def rt_train(
     system: str="rope",     # transport[-carry][+control], for example learned-qkv+alibi
