@@ -118,10 +118,11 @@ def speed(system, compiled, shape, blocks, clock, device, repeats, peaks):
     execution, here = Execution(device, compile=compiled), Alone(device)
     if compiled: torch._dynamo.reset()
     config, model, optimizer = prepared(system, shape, execution, here)
-    batch = [torch.randint(0, config.vocab_size, (blocks, config.context), device=here.device) for _ in range(2)]
+    g = torch.Generator().manual_seed(0)
+    batch = [torch.randint(0, config.vocab_size, (blocks, config.context), generator=g).to(here.device) for _ in range(2)]
     step, begin = lambda: _train_step(model, optimizer, batch, 1e-4, 1.0, replace(execution, micro_batch=blocks), here), clock.now()
     if device == "cuda": torch.cuda.reset_peak_memory_stats()
-    for _ in range(3): step()
+    losses = [step()[0].item() for _ in range(3)]      # compiled or not, they must be alike
     first, seconds = clock.now() - begin, []
     for _ in range(repeats):
         begin = clock.now(); step(); seconds.append(clock.now() - begin)
@@ -129,7 +130,7 @@ def speed(system, compiled, shape, blocks, clock, device, repeats, peaks):
     flops = tokens*flops_per_token(config)
     planned, parameters = memory(config, execution, blocks) if not compiled else ({}, None)
     return dict(system=system, compile=compiled, shape={k: getattr(config, k) for k in ("n_layers", "width", "n_heads", "context", "vocab_size")}, blocks=blocks, precision=execution.dtype,
-                parameters=count_parameters(model)["total"], tokens_per_second=tokens, step_seconds=seconds, first_steps_seconds=first,
+                parameters=count_parameters(model)["total"], tokens_per_second=tokens, step_seconds=seconds, first_steps_seconds=first, first_losses=losses,
                 utilisation={k: flops/p for k, p in peaks.items() if p}, planned_bytes=sum(planned.values()) or None,
                 peak_bytes=torch.cuda.max_memory_allocated() if device == "cuda" else None)
 
@@ -221,7 +222,10 @@ def main(out, toy=False, minutes=8.5, compiled=True):
             keep("speed", attempt(dict(system=system, compile=compile), lambda: speed(system, compile, shape, blocks, clock, device, repeats, peaks)))
     plain = {r["compile"]: r.get("tokens_per_second") for r in results["speed"] if r["system"] == "plain"}
     for r in results["speed"]:
-        if r.get("tokens_per_second") and plain.get(r["compile"]): r["ratio_to_plain"] = r["tokens_per_second"]/plain[r["compile"]]
+        if not r.get("tokens_per_second"): continue
+        if plain.get(r["compile"]): r["ratio_to_plain"] = r["tokens_per_second"]/plain[r["compile"]]
+        twin = next((q for q in results["speed"] if q["system"] == r["system"] and not q["compile"]), {})
+        if r["compile"] and twin.get("first_losses"): r["loss_differs_from_uncompiled"] = max(abs(a - b) for a, b in zip(r["first_losses"], twin["first_losses"]))
 
     ids, shape = streams(limit), dict(shape, vocab_size=257)
     results["corpus"] = dict(bytes={k: len(v) for k, v in ids.items()}, what="Python source of the standard library and installed packages, as bytes")

@@ -186,7 +186,7 @@ def _begin(out, config: dict, here) -> Path:
     return claim_run(out, config)
 
 @contextmanager
-def _held(out: Path, here, patience: float=20.0): # seconds
+def _held(out: Path, here, patience: float=10.0): # seconds
     "Hold a run's folder, cleared of what a kill left half-written; two trainings in one folder would ruin both."
     if not here.is_main_process: yield; return
     from filelock import FileLock, Timeout

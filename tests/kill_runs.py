@@ -46,7 +46,7 @@ def end(process, number):
 def torment(folder, kills: int, processes: int=1, steps: int=None, seed: int=0, system: str="learned-qkv", say=lambda *_: None) -> dict:
     "Kills, resumes, and what differs in the end."
     folder, rng, done = Path(folder), random.Random(seed), dict(SIGKILL=0, SIGTERM=0)
-    steps = steps or 300 * (kills + 2)
+    steps = steps or 200 * (kills + 2)
     env, cut = {**os.environ, "OMP_NUM_THREADS": "1"}, folder / "cut"
     run = lambda out: subprocess.Popen(command(out, steps, processes, system), env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     assert run(folder / "whole").wait() == 0
