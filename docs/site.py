@@ -4,7 +4,7 @@ nbdev's processors read the directives, this script writes what they leave as My
 `_docs/` of them; its warnings are errors. Outputs are the committed ones. As in nbdev, a page is named after its notebook
 without the number, and a new notebook takes its place in the navigation by its number.
 """
-import importlib, inspect, os, posixpath, re, shutil, subprocess, sys
+import functools, importlib, inspect, itertools, os, posixpath, re, shutil, subprocess, sys
 from dataclasses import dataclass
 from pathlib import Path
 os.environ["IN_TEST"] = "1"                                     # nbdev: import modules, export nothing
@@ -38,8 +38,14 @@ class Chapter:
         exports = re.search(r"^#\|\s*default_exp\s+(\S+)", self.source, re.M)
         self.module = importlib.import_module(f"{cfg.lib_path.name}.{exports[1]}") if exports else None
         Kept()(self.nb)
+        self.nb.cells = in_order(self.nb.cells)
         self.names = [shown[1] for c in self.nb.cells if (shown := documented(c))]
+        self.names = [name for name in self.names if self.find(name).__doc__]                  # helpers without a word of their own are source only
         self.title = (re.search(r"^# (.+)$", self.source, re.M) or sys.exit(f"{self.path.name} has no H1"))[1]
+
+    def find(self, name):
+        "The object called `name` in the chapter's module."
+        return functools.reduce(getattr, name.split("."), self.module)
 
     @property
     def number(self):
@@ -54,11 +60,17 @@ class Chapter:
         return "Reference" if not self.number else "Transports and theory" if int(self.number[:2]) <= 3 else "Model and experiment"
 
 def documented(cell): return re.match(r"(?:#\|.*\n)*show_doc\(([\w.]+)", cell.source or "") if cell.cell_type == "code" else None
+def in_order(cells):
+    "nbdev documents the names of a cell from the last to the first; from the first to the last reads better."
+    runs = [list(run) for _, run in itertools.groupby(cells, key=lambda c: bool(documented(c)))]
+    return [c for run in runs for c in (reversed(run) if documented(run[0]) else run)]
+
 def between(page, target): return posixpath.relpath(target, posixpath.dirname(page) or ".")
 
 
 # Links
 
+BADGE = r"^\[!\[[^\]]*\]\(\S*colab-badge\S*\)\]\(\S*\)$"     # a picture on another server; each page has a link of its own
 FENCED, LINK = r"^```.*?^```", r"!?\[(?:!\[[^\]]*\]\([^)]*\)|[^\[\]])*\]\([^)\s]+\)"
 
 def outside(kept, pattern, change, text):
@@ -128,7 +140,7 @@ class Table(DocmentTbl):
     def _row(self, nm, props):
         def cell(column):
             value = props[column]
-            if value is inspect._empty: return ""
+            if value is inspect._empty or column == "anno" and value is type(None): return ""
             if column == "docment": return plain(value)
             if column == "default": return code(default_of(value))
             return code(value if isinstance(value, str) else inspect.formatannotation(value).rpartition("torch.")[2])
@@ -143,12 +155,11 @@ def methods_of(cls):
 
 def reference(name, chapter, level):
     "Heading, signature with a link to its source, docstring, parameters, methods: one symbol as MyST."
-    obj, module = chapter.module, chapter.module.__name__.rpartition(".")[2]
-    for part in name.split("."): obj = getattr(obj, part)
+    obj, module = chapter.find(name), chapter.module.__name__.rpartition(".")[2]
     inner = inspect.unwrap(obj)
     line = inspect.getsourcelines(inner)[1]
     body = [f'`{name}{signature_of(inner)}` <a class="source" href="{between(chapter.page, f"source/{module}.html")}#L-{line}">source</a>',
-            plain(obj.__doc__ or ""), str(Table(inner))]
+            plain(obj.__doc__), str(Table(inner))]
     if inspect.isclass(obj) and (methods := methods_of(obj)):
         body.append("| method | what it does |\n| --- | --- |\n" + "\n".join(f"| {code(n + signature_of(m))} | {plain(m.__doc__)} |" for n, m in methods))
     return f"{'#'*level} {name}\n\n:::{{container}} api\n" + "\n\n".join(filter(None, body)) + "\n:::"
@@ -160,7 +171,6 @@ def opening(chapter, text):
     "The H1, the `>` line under it, where to read or run the notebook, and what follows."
     subtitle = re.search(r"^> .+(?:\n> .+)*", text, re.M)
     rest = text.replace(f"# {chapter.title}", "", 1).replace(subtitle[0] if subtitle else "", "", 1)
-    rest = re.sub(r"^\[!\[[^\]]*\]\(\S*colab-badge\S*\)\]\(\S*\)$", "", rest, flags=re.M)      # the badge is a picture on another server
     at = f"{cfg.user}/{cfg.repo}/blob/{cfg.branch}/{chapter.path.relative_to(root).as_posix()}"
     tools = f'<p class="tools"><a href="https://github.com/{at}">Notebook</a> · <a href="{COLAB}/{at}">Open in Colab</a></p>'
     return "\n\n".join(filter(None, [f"# {chapter.title}", "{.subtitle}\n" + re.sub(r"^> ", "", subtitle[0], flags=re.M) if subtitle else "", tools, rest.strip()]))
@@ -170,11 +180,13 @@ def converted(chapter, pages, symbols):
     cells, level, opened = [], 2, False
     for cell in chapter.nb.cells:
         directives, text = getattr(cell, "directives_", None) or {}, cell.source or ""
-        if cell.cell_type == "markdown" and text:
+        if cell.cell_type == "markdown": text = re.sub(BADGE, "", text, flags=re.M)
+        if cell.cell_type == "markdown" and text.strip():
             if not opened: text, opened = opening(chapter, text), True
             for hashes in re.findall(r"^(#+) ", outside(FENCED, "", "", text), re.M): level = max(2, len(hashes))
             cells.append(nbformat.v4.new_markdown_cell(names_linked(relinked(text, chapter, pages), chapter.page, symbols)))
-        elif shown := documented(cell): cells.append(nbformat.v4.new_markdown_cell(reference(shown[1], chapter, level + 1)))
+        elif shown := documented(cell):
+            if shown[1] in chapter.names: cells.append(nbformat.v4.new_markdown_cell(reference(shown[1], chapter, level + 1)))
         elif cell.cell_type == "code" and not {"hide", "default_exp", "exporti"} & set(directives) and directives.get("include:") != ["false"]:
             tags = [tag for key, tag in (("echo:", "remove-input"), ("output:", "remove-output")) if directives.get(key) == ["false"]]
             text = re.sub(r"^#\|.*\n?", "", text, flags=re.M).strip()
@@ -192,7 +204,7 @@ def names_page(chapters):
     "Every documented name with its first line, by module."
     out = ["# Index of names", "{.subtitle}\nWhat each module of `route_transport` exports, and where it is told"]
     for c in chapters:
-        rows = [f"| [`{n}`]({c.page}.ipynb#{n.lower()}) | {plain(getattr(c.module, n.split('.')[0]).__doc__ or '')} |" for n in c.names if "." not in n]
+        rows = [f"| [`{n}`]({c.page}.ipynb#{n.lower()}) | {plain(c.find(n).__doc__)} |" for n in c.names if "." not in n]
         if rows: out.append(f"## {c.module.__name__}\n\n| name | what it is |\n| --- | --- |\n" + "\n".join(sorted(rows, key=str.lower)))
     return "\n\n".join(out) + "\n"
 
