@@ -30,6 +30,7 @@ html_title = cfg.title
 html_static_path = ["static"]
 html_favicon = "static/icon.svg"
 html_css_files = ["site.css"]
+html_js_files = ["search.js"]
 html_use_index = False
 html_show_sourcelink = False
 html_copy_source = False

@@ -1,7 +1,11 @@
-"""Every notebook is a test: it is executed from top to bottom, and what it asserts must hold."""
-import os
+"""Every notebook is a test: it is executed from top to bottom, and what it asserts must hold.
+
+One that is too slow for that says `skip_exec: true` in its front matter, and is skipped by name.
+"""
+import os, re
 from pathlib import Path
 import pytest
+from execnb.nbio import read_nb
 from nbdev.doclinks import nbglob
 from nbdev.test import test_nb as run_notebook   # under another name, or pytest would collect it
 
@@ -10,6 +14,7 @@ NOTEBOOKS = sorted(map(Path, nbglob()))
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda p: p.stem)
 def test_notebook(notebook):
+    if re.search(r"^skip_exec: *true", "\n".join("".join(c.source) for c in read_nb(notebook).cells if c.cell_type == "raw"), re.M): pytest.skip("skip_exec in its front matter")
     here = os.getcwd()
     try: ok, _ = run_notebook(notebook, basepath=notebook.parent)
     finally: os.chdir(here)
@@ -17,4 +22,4 @@ def test_notebook(notebook):
 
 
 def test_there_are_notebooks():
-    assert len(NOTEBOOKS) >= 2
+    assert {"nbs", "tutorials"} <= {path.parent.name for path in NOTEBOOKS}
