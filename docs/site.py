@@ -41,7 +41,7 @@ class Chapter:
         self.nb.cells = in_order(self.nb.cells)
         self.names = [shown[1] for c in self.nb.cells if (shown := documented(c))]
         self.names = [name for name in self.names if self.find(name).__doc__]                  # helpers without a word of their own are source only
-        self.title = (re.search(r"^# (.+)$", self.source, re.M) or sys.exit(f"{self.path.name} has no H1"))[1]
+        self.title = (re.search(r"^# (.+)$", "\n".join(c.source for c in self.nb.cells if c.cell_type == "markdown"), re.M) or sys.exit(f"{self.path.name} has no H1"))[1]
 
     def find(self, name):
         "The object called `name` in the chapter's module."
@@ -149,6 +149,13 @@ class Table(DocmentTbl):
     @property
     def return_str(self): return "| *returns* | " + " | ".join(self._row("", self.dm["return"])[1:]) + " |"
 
+def table_of(obj):
+    "Its table; a module that only an annotation names is imported first."
+    try: return str(Table(obj))
+    except NameError as e:
+        sys.modules[obj.__module__].__dict__[e.name] = importlib.import_module(e.name)
+        return table_of(obj)
+
 def methods_of(cls):
     "Public methods of the class itself that say what they do."
     return [(n, m) for n, m in ((n, getattr(m, "__func__", m)) for n, m in vars(cls).items()) if inspect.isfunction(m) and n[0] != "_" and m.__doc__]
@@ -159,7 +166,7 @@ def reference(name, chapter, level):
     inner = inspect.unwrap(obj)
     line = inspect.getsourcelines(inner)[1]
     body = [f'`{name}{signature_of(inner)}` <a class="source" href="{between(chapter.page, f"source/{module}.html")}#L-{line}">source</a>',
-            plain(obj.__doc__), str(Table(inner))]
+            plain(obj.__doc__), table_of(inner)]
     if inspect.isclass(obj) and (methods := methods_of(obj)):
         body.append("| method | what it does |\n| --- | --- |\n" + "\n".join(f"| {code(n + signature_of(m))} | {plain(m.__doc__)} |" for n, m in methods))
     return f"{'#'*level} {name}\n\n:::{{container}} api\n" + "\n\n".join(filter(None, body)) + "\n:::"
@@ -171,19 +178,20 @@ def opening(chapter, text):
     "The H1, the `>` line under it, where to read or run the notebook, and what follows."
     subtitle = re.search(r"^> .+(?:\n> .+)*", text, re.M)
     rest = text.replace(f"# {chapter.title}", "", 1).replace(subtitle[0] if subtitle else "", "", 1)
+    rest = re.sub(r"\A(\s*^- \w+: .*$)+", "", rest, flags=re.M)                     # front matter as nbdev also takes it: a list under the title
     at = f"{cfg.user}/{cfg.repo}/blob/{cfg.branch}/{chapter.path.relative_to(root).as_posix()}"
     tools = f'<p class="tools"><a href="https://github.com/{at}">Notebook</a> · <a href="{COLAB}/{at}">Open in Colab</a></p>'
     return "\n\n".join(filter(None, [f"# {chapter.title}", "{.subtitle}\n" + re.sub(r"^> ", "", subtitle[0], flags=re.M) if subtitle else "", tools, rest.strip()]))
 
 def converted(chapter, pages, symbols):
     "The chapter as a MyST notebook."
-    cells, level, opened = [], 2, False
+    cells, level, opened = [], 1, False
     for cell in chapter.nb.cells:
         directives, text = getattr(cell, "directives_", None) or {}, cell.source or ""
         if cell.cell_type == "markdown": text = re.sub(BADGE, "", text, flags=re.M)
         if cell.cell_type == "markdown" and text.strip():
             if not opened: text, opened = opening(chapter, text), True
-            for hashes in re.findall(r"^(#+) ", outside(FENCED, "", "", text), re.M): level = max(2, len(hashes))
+            for hashes in re.findall(r"^(#+) ", outside(FENCED, "", "", text), re.M): level = len(hashes)
             cells.append(nbformat.v4.new_markdown_cell(names_linked(relinked(text, chapter, pages), chapter.page, symbols)))
         elif shown := documented(cell):
             if shown[1] in chapter.names: cells.append(nbformat.v4.new_markdown_cell(reference(shown[1], chapter, level + 1)))

@@ -2,11 +2,13 @@
 
 One that is too slow for that says `skip_exec: true` in its front matter, and is skipped by name.
 """
-import os, re
+import os
 from pathlib import Path
 import pytest
-from execnb.nbio import read_nb
+from fastcore.utils import str2bool
 from nbdev.doclinks import nbglob
+from nbdev.frontmatter import FrontmatterProc
+from nbdev.process import NBProcessor
 from nbdev.test import test_nb as run_notebook   # under another name, or pytest would collect it
 
 NOTEBOOKS = sorted(map(Path, nbglob()))
@@ -14,7 +16,8 @@ NOTEBOOKS = sorted(map(Path, nbglob()))
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda p: p.stem)
 def test_notebook(notebook):
-    if re.search(r"^skip_exec: *true", "\n".join("".join(c.source) for c in read_nb(notebook).cells if c.cell_type == "raw"), re.M): pytest.skip("skip_exec in its front matter")
+    front_matter = NBProcessor(notebook, procs=FrontmatterProc, process=True).nb.frontmatter_
+    if str2bool(front_matter.get("skip_exec", False)): pytest.skip("skip_exec in its front matter")
     here = os.getcwd()
     try: ok, _ = run_notebook(notebook, basepath=notebook.parent)
     finally: os.chdir(here)
