@@ -47,7 +47,8 @@ def test_the_link_check_finds_what_is_broken(tmp_path):
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 MISSING = ("no chromium with its chromedriver on the PATH" if not (CHROMIUM and shutil.which("chromedriver")) else
            "selenium is not installed (extra docs)" if not importlib.util.find_spec("selenium") else
-           "the site is not built (make docs)" if not (SITE/"index.html").exists() else None)
+           "the site is not built (make docs)" if not (SITE/"index.html").exists() else
+           "the site is older than the notebooks (make docs)" if max(p.stat().st_mtime for p in (root/"nbs").rglob("*.ipynb")) > (SITE/"index.html").stat().st_mtime else None)
 in_browser = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 
 LOOK = """
