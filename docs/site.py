@@ -70,7 +70,7 @@ def between(page, target): return posixpath.relpath(target, posixpath.dirname(pa
 
 # Links
 
-BADGE = r"^\[!\[[^\]]*\]\(\S*colab-badge\S*\)\]\(\S*\)$"     # a picture on another server; each page has a link of its own
+BADGE = r"^\[!\[[^\]]*\]\(\S*colab-badge\S*\)\]\(\S*\).*$"   # a picture on another server; each page has a link of its own
 FENCED, LINK = r"^```.*?^```", r"!?\[(?:!\[[^\]]*\]\([^)]*\)|[^\[\]])*\]\([^)\s]+\)"
 
 def outside(kept, pattern, change, text):
@@ -198,7 +198,7 @@ def converted(chapter, pages, symbols):
         elif cell.cell_type == "code" and not {"hide", "default_exp", "exporti"} & set(directives) and directives.get("include:") != ["false"]:
             tags = [tag for key, tag in (("echo:", "remove-input"), ("output:", "remove-output")) if directives.get(key) == ["false"]]
             text = re.sub(r"^#\|.*\n?", "", text, flags=re.M).strip()
-            alt = "; ".join(re.findall(r'title=r?f?"([^"]+)"', text)) or "Figure"                # for those who cannot see it
+            alt = "; ".join(re.findall(r'title=r?f?"([^"]+)"', text)) or "; ".join(re.findall(r"(\w+)_figure\(", text)) or "Figure"   # for those who cannot see it
             if text: cells.append(nbformat.v4.new_code_cell(text, outputs=[nbformat.from_dict(o) for o in cell.get("outputs", [])],
                                                             metadata=dict(tags=tags, mystnb=dict(image=dict(alt=alt)))))
     return nbformat.v4.new_notebook(cells=cells, metadata=dict(kernelspec=dict(name="python3", display_name="Python 3", language="python"), language_info=dict(name="python")))
