@@ -143,7 +143,7 @@ class Table(DocmentTbl):
             if value is inspect._empty or column == "anno" and value is type(None): return ""
             if column == "docment": return plain(value)
             if column == "default": return code(default_of(value))
-            return code(value if isinstance(value, str) else inspect.formatannotation(value).rpartition("torch.")[2])
+            return code(value if isinstance(value, str) else re.sub(r"[\w.]+\.(?=\w)", "", inspect.formatannotation(value)))
         return [code(nm)] + [cell(c) for c in self._columns]
 
     @property
