@@ -59,7 +59,10 @@ class Chapter:
         if self.path.parent.name != "nbs": return self.path.parent.name.capitalize()
         return "Reference" if not self.number else "Transports and theory" if int(self.number[:2]) <= 3 else "Model and experiment"
 
-def documented(cell): return re.match(r"(?:#\|.*\n)*show_doc\(([\w.]+)", cell.source or "") if cell.cell_type == "code" else None
+def documented(cell):
+    "The match of a `show_doc` cell, its name as group 1."
+    return re.match(r"(?:#\|.*\n)*show_doc\(([\w.]+)", cell.source or "") if cell.cell_type == "code" else None
+
 def in_order(cells):
     "nbdev documents the names of a cell from the last to the first; from the first to the last reads better."
     runs = [list(run) for _, run in itertools.groupby(cells, key=lambda c: bool(documented(c)))]
@@ -89,7 +92,7 @@ def relinked(text, chapter, pages):
         if at in pages: new = between(chapter.page, pages[at] + ".ipynb")
         elif label.startswith("!"):
             copy = "images/" + rel.replace("/", "-")
-            (PROC/"images").mkdir(exist_ok=True)
+            (PROC/"images").mkdir(parents=True, exist_ok=True)
             shutil.copy(at, PROC/copy)
             new = between(chapter.page, copy)
         else: new = f"{cfg.git_url}/{'tree' if at.is_dir() else 'blob'}/{cfg.branch}/{rel}"
@@ -191,7 +194,7 @@ def converted(chapter, pages, symbols):
         if cell.cell_type == "markdown": text = re.sub(BADGE, "", text, flags=re.M)
         if cell.cell_type == "markdown" and text.strip():
             if not opened: text, opened = opening(chapter, text), True
-            for hashes in re.findall(r"^(#+) ", outside(FENCED, "", "", text), re.M): level = len(hashes)
+            for hashes in re.findall(r"^(#+) ", re.sub(FENCED, "", text, flags=re.S | re.M), re.M): level = len(hashes)
             cells.append(nbformat.v4.new_markdown_cell(names_linked(relinked(text, chapter, pages), chapter.page, symbols)))
         elif shown := documented(cell):
             if shown[1] in chapter.names: cells.append(nbformat.v4.new_markdown_cell(reference(shown[1], chapter, level + 1)))
@@ -222,6 +225,7 @@ def main():
     shutil.rmtree(PROC, ignore_errors=True)
     chapters = [Chapter(p) for p in sorted(p.resolve() for p in nbglob(root/"nbs", as_path=True))]
     pages, symbols = {c.path: c.page for c in chapters}, all_symbols(chapters)
+    if len(set(pages.values())) < len(pages): sys.exit(f"two notebooks make one page: {sorted(pages.values())}")
     for c in chapters:
         nb = converted(c, pages, symbols)
         if c.page == "index": nb.cells += toctree([c for c in chapters if c.page != "index"])
