@@ -17,7 +17,7 @@ from nbdev.processors import FilterDefaults, add_show_docs, filter_stream_, hide
 
 root = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(root))                                   # this tree's package, wherever another is installed
-PROC, SITE = root/"_proc", root/"_docs"
+PROC, SITE, CONTRIBUTING = root/"_proc", root/"_docs", root/"CONTRIBUTING.md"
 cfg = get_config(path=root)
 COLAB = "https://colab.research.google.com/github"
 
@@ -81,20 +81,20 @@ def outside(kept, pattern, change, text):
     parts = re.split(f"({kept})", text, flags=re.S | re.M)
     return "".join(p if k % 2 else re.sub(pattern, change, p) for k, p in enumerate(parts))
 
-def relinked(text, chapter, pages):
-    "Links beside the notebook become links between pages, pictures are copied, other files of the project are at the repository."
+def relinked(text, path, page, pages):
+    "Links beside the file become links between pages, pictures are copied, other files of the project are at the repository."
     def target(m):
         label, (url, _, anchor) = m[1], m[2].partition("#")
         if not url or re.match(r"[a-z]+:", url): return m[0]
-        at = (chapter.path.parent/url).resolve()
-        if not at.exists() or not at.is_relative_to(root): sys.exit(f"{chapter.path.name}: there is no {m[2]}")
+        at = (path.parent/url).resolve()
+        if not at.exists() or not at.is_relative_to(root): sys.exit(f"{path.name}: there is no {m[2]}")
         rel = at.relative_to(root).as_posix()
-        if at in pages: new = between(chapter.page, pages[at] + ".ipynb")
+        if at in pages: new = between(page, pages[at])
         elif label.startswith("!"):
             copy = "images/" + rel.replace("/", "-")
             (PROC/"images").mkdir(parents=True, exist_ok=True)
             shutil.copy(at, PROC/copy)
-            new = between(chapter.page, copy)
+            new = between(page, copy)
         else: new = f"{cfg.git_url}/{'tree' if at.is_dir() else 'blob'}/{cfg.branch}/{rel}"
         return f"{label}({new}{'#' + anchor if anchor else ''})"
     return outside(FENCED, r"(!?\[(?:!\[[^\]]*\]\([^)]*\)|[^\[\]])*\])\(([^)\s]+)\)", target, text)
@@ -195,7 +195,7 @@ def converted(chapter, pages, symbols):
         if cell.cell_type == "markdown" and text.strip():
             if not opened: text, opened = opening(chapter, text), True
             for hashes in re.findall(r"^(#+) ", re.sub(FENCED, "", text, flags=re.S | re.M), re.M): level = len(hashes)
-            cells.append(nbformat.v4.new_markdown_cell(names_linked(relinked(text, chapter, pages), chapter.page, symbols)))
+            cells.append(nbformat.v4.new_markdown_cell(names_linked(relinked(text, chapter.path, chapter.page, pages), chapter.page, symbols)))
         elif shown := documented(cell):
             if shown[1] in chapter.names: cells.append(nbformat.v4.new_markdown_cell(reference(shown[1], chapter, level + 1)))
         elif cell.cell_type == "code" and not {"hide", "default_exp", "exporti"} & set(directives) and directives.get("include:") != ["false"]:
@@ -210,7 +210,7 @@ def toctree(chapters):
     "The navigation: parts in reading order, as hidden cells at the end of the front page."
     parts = {"Transports and theory": [], "Model and experiment": [], "Tutorials": [], "Reference": []}
     for c in chapters: parts.setdefault(c.part, []).append(f"{c.number}{c.title} <{c.page}>")
-    parts["Reference"].append("Index of names <names>")
+    parts["Reference"] += ["Index of names <names>", "Contributing <contributing>"]
     return [nbformat.v4.new_markdown_cell(f"```{{toctree}}\n:hidden:\n:caption: {part}\n\n" + "\n".join(entries) + "\n```") for part, entries in parts.items() if entries]
 
 def names_page(chapters):
@@ -224,13 +224,14 @@ def names_page(chapters):
 def main():
     shutil.rmtree(PROC, ignore_errors=True)
     chapters = [Chapter(p) for p in sorted(p.resolve() for p in nbglob(root/"nbs", as_path=True))]
-    pages, symbols = {c.path: c.page for c in chapters}, all_symbols(chapters)
+    pages, symbols = {c.path: f"{c.page}.ipynb" for c in chapters} | {CONTRIBUTING: "contributing.md"}, all_symbols(chapters)
     if len(set(pages.values())) < len(pages): sys.exit(f"two notebooks make one page: {sorted(pages.values())}")
     for c in chapters:
         nb = converted(c, pages, symbols)
         if c.page == "index": nb.cells += toctree([c for c in chapters if c.page != "index"])
         (PROC/c.page).parent.mkdir(parents=True, exist_ok=True)
         nbformat.write(nb, PROC/f"{c.page}.ipynb")
+    (PROC/"contributing.md").write_text(names_linked(relinked(CONTRIBUTING.read_text(encoding="utf-8"), CONTRIBUTING, "contributing", pages), "contributing", symbols), encoding="utf-8")
     (PROC/"names.md").write_text(names_page(chapters), encoding="utf-8")
     building = PROC/"html"
     done = subprocess.run([sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", "-c", root/"docs", "-d", PROC/"doctrees", PROC, building])

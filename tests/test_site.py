@@ -126,7 +126,7 @@ def test_navigation_is_in_reading_order_and_leads_everywhere(browser, site):
     numbers = [m[0] for text, _ in links if (m := re.match(r"\d+[a-z]?", text))]
     stems = sorted(p.stem for p in (root/"nbs").glob("[0-9]*.ipynb"))
     assert numbers == [re.match(r"\d+[a-z]?", stem)[0] for stem in stems]
-    assert len(links) == len(stems) + len(list((root/"nbs").glob("*/*.ipynb"))) + 2        # and the glossary, the index of names
+    assert len(links) == len(stems) + len(list((root/"nbs").glob("*/*.ipynb"))) + 3        # and the glossary, the index of names, contributing
     for text, url in links:
         show(browser, url)
         assert browser.execute_script("return document.querySelector('article h1').innerText").rstrip("¶#\n ").replace("’", "'") in text
