@@ -18,7 +18,7 @@ def test_links_between_files_lead_somewhere(name):
 
 
 def test_the_cells_of_contributing_run():
-    from route_transport.attention import CONTROLS
+    from route_transport.controls import CONTROLS
     from route_transport.transport import TRANSPORTS
     cells = re.findall(r"^```python\n(.*?)^```", (root/"CONTRIBUTING.md").read_text(encoding="utf-8"), re.S | re.M)
     before = dict(TRANSPORTS), dict(CONTROLS)
