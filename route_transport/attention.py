@@ -66,8 +66,9 @@ def _kernel(q, k, v, bias=None, is_causal=False):
     "PyTorch's attention: groups of query heads may share a key head, the bias keeps its precision."
     kind, (q, k, v) = q.device.type, _cast(q, k, v)
     if bias is not None: bias = bias.to(q.dtype if q.is_cuda or q.dtype == torch.float64 else torch.float32)
-    with torch.autocast(kind, enabled=False):
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, is_causal=is_causal, enable_gqa=q.shape[1] != k.shape[1])
+    attention = lambda: F.scaled_dot_product_attention(q, k, v, attn_mask=bias, is_causal=is_causal, enable_gqa=q.shape[1] != k.shape[1])
+    if not torch.is_autocast_enabled(kind): return attention()
+    with torch.autocast(kind, enabled=False): return attention()
 
 def _cast(q, k, v): # what autocast would do
     kind = q.device.type

@@ -95,7 +95,7 @@ class CausalSelfAttention(nn.Module):
         if self.transport is not None:
             frames = self.transport.frames(x, tokens, cache and cache.route, documents)
             if cache is not None: cache.route = frames.state
-        q, k, v = (rearrange(t, "b t (h d) -> b h t d", h=h) for t, h in zip(self._split(self.qkv(x)), self.heads))
+        q, k, v = rearrange(self.qkv(x), "b t (h d) -> b h t d", h=sum(self.heads)).split(self.heads, 1)
         marks = None if self.control is None else self.control.marks(x, cache and cache.last_mark)
         y = transported_attention(q, k, v, frames, self.carry, self.control, all_documents, marks, cache)   # [B, H, T, D]
         return self.out(rearrange(y, "b h t d -> b t (h d)"))
@@ -103,8 +103,6 @@ class CausalSelfAttention(nn.Module):
     def query_bound(self, gain): # Q ≥ ‖q‖ for any input with root mean square 1 times this gain, H numbers
         rows = self.heads[0]*(self.qkv.out_features//sum(self.heads))
         return query_norm_bound(self.qkv.weight[:rows], self.heads[0], self.qkv.bias[:rows], gain)
-
-    def _split(self, t): return t.split([h*(t.shape[-1]//sum(self.heads)) for h in self.heads], -1)
 
 class MLP(nn.Sequential):
     "Up, GELU, down."

@@ -56,7 +56,9 @@ def route_ref(q: Tensor, k: Tensor, v: Tensor, # `[B, H, T, D]`
 def _turn_halves(x, cos, sin):
     "The two rows of the matrix, written straight into the halves of the result."
     a, b = x.chunk(2, -1)
-    out = torch.empty(torch.broadcast_shapes(x.shape, (*cos.shape[:-1], 1)), dtype=x.dtype, device=x.device)
+    shape, other = x.shape, (1,)*(x.ndim - cos.ndim) + cos.shape[:-1]
+    shape = (1,)*(cos.ndim - x.ndim) + shape[:-1]                                    # broadcast by hand: in decoding it counts
+    out = torch.empty(*map(max, shape, other), x.shape[-1], dtype=x.dtype, device=x.device)
     out_a, out_b = out.chunk(2, -1)
     torch.mul(a, cos, out=out_a).addcmul_(b, sin, value=-1)
     torch.mul(a, sin, out=out_b).addcmul_(b, cos)
@@ -85,7 +87,9 @@ class _Turn(torch.autograd.Function):
 # %% ../nbs/00_transport.ipynb #e167bf01
 def _turn(x: Tensor, phase: Tensor, cos: Tensor, sin: Tensor):
     "R(phase) x, given the phase's cosine and sine, which are cast last."
-    if not torch.compiler.is_compiling(): return _Turn.apply(x, phase, cos.to(x.dtype), sin.to(x.dtype))
+    if not torch.compiler.is_compiling():
+        turn = _Turn.apply if torch.is_grad_enabled() else _Turn.forward
+        return turn(x, phase, cos.to(x.dtype), sin.to(x.dtype))
     (a, b), cos, sin = x.chunk(2, -1), phase.cos().to(x.dtype), phase.sin().to(x.dtype)   # a compiler fuses the plain formula
     return torch.cat([a*cos - b*sin, a*sin + b*cos], -1)
 
@@ -168,7 +172,7 @@ def accumulate(angle: Tensor,       # step angles θ, `[..., T, n]` rad
     "Θ_t = start + Σ_{s≤t} θ_s, wrapped, exact to 2⁻⁴⁵ turn a step whatever the order of summation."
     if start is None: start = torch.zeros((), dtype=torch.int64, device=angle.device)
     if first is not None: angle = angle.expand(max(len(angle), len(first)), -1, -1, -1)
-    return _Accumulate.apply(angle, start, first)
+    return (_Accumulate.apply if torch.is_grad_enabled() else _Accumulate.forward)(angle, start, first)
 
 # %% ../nbs/00_transport.ipynb #6476975a
 class RouteState(NamedTuple):
