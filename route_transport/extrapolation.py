@@ -6,11 +6,11 @@
 __all__ = ['EVALUATIONS', 'cut_regions', 'region_losses', 'mean_and_se', 'position_bins', 'evaluate', 'evaluate_run', 'rt_eval']
 
 # %% ../nbs/08_extrapolation.ipynb #62e8af63
-import math
+import math, os
 from pathlib import Path
 import numpy as np, torch
-from fastcore.script import call_parse
-from .data import TokenStore, get_encoding, prepare
+from .data import TokenStore, call_parse, count_bytes, either_dash, prepare
+from .execution import Alone, Execution, processes
 from .training import die_with_parent, load_model
 from .utils import check_choice, check_that, read_json, refuses_in_words, write_json
 
@@ -33,16 +33,19 @@ def region_losses(model,                 # has `token_losses(tokens, targets)`
                   regions: np.ndarray,   # ids, `[R, longest + 1]`
                   length: int,           # window length, divides longest
                   batch_tokens: int=8192,# tokens a forward pass, at least one window
-                  device: str="cpu",
+                  execution: Execution=Execution(), # precision
+                  here=Alone(),          # the processes that share the work, from `processes`
                  ) -> np.ndarray:        # nats, float64 `[R, longest]`
-    "Loss of every target when the regions are read in windows of `length`."
+    "Loss of every target when the regions are read in windows of `length`; processes take passes in turn."
     R, longest = regions.shape[0], regions.shape[1] - 1
     check_that(1 <= length <= longest and longest % length == 0, "length", length, f"a divisor of the region length {longest}")
     cut = lambda ids: torch.from_numpy(np.ascontiguousarray(ids)).view(-1, length)
     windows, targets = cut(regions[:, :-1]), cut(regions[:, 1:])
-    losses = [model.token_losses(x.to(device), y.to(device)).double().cpu()
-              for x, y in zip(windows.split(max(1, batch_tokens//length)), targets.split(max(1, batch_tokens//length)))]
-    return torch.cat(losses).view(R, longest).numpy()
+    passes, n = [t.split(max(1, batch_tokens//length)) for t in (windows, targets)], here.num_processes
+    def losses(x, y):
+        with execution.cast(): return model.token_losses(x.to(here.device), y.to(here.device)).double().cpu()
+    mine = [(k, losses(*xy)) for k, xy in enumerate(zip(*passes)) if k % n == here.process_index]
+    return torch.cat([l for _, l in sorted(here.gather_list(mine), key=lambda pair: pair[0])]).view(R, longest).numpy()
 
 # %% ../nbs/08_extrapolation.ipynb #c5b3a301
 def mean_and_se(per_region: np.ndarray, # one number a region
@@ -74,17 +77,17 @@ def evaluate(model, tokens: np.ndarray,        # validation ids, `[N]`
              multiples=(1, 2, 4, 8, 16, 32, 64, 128), # window lengths over T; each divides the last
              regions: int=8,                   # regions of the longest length
              encoding: str="bytes",            # to count bytes
-             device: str="cpu",
+             execution: Execution=Execution(), # precision
+             here=Alone(),                     # processes that share the work
             ) -> dict:                         # lengths: a row each; by_position: loss in the longest windows
     "Perplexity, tail loss and loss by position from `context` up to its largest multiple."
     multiples = sorted(set(multiples))
     check_that(multiples and multiples[0] == 1 and all(multiples[-1] % m == 0 for m in multiples), "multiples", multiples,
                "1 and further whole numbers that divide the largest")
     cut, rows, first = cut_regions(tokens, context*multiples[-1], regions), [], None
-    enc = get_encoding(encoding)
-    n_bytes = sum(len(enc.decode_bytes([t for t in r[1:].tolist() if t != enc.eot_token])) for r in cut)
+    n_bytes = sum(count_bytes(r[1:], encoding) for r in cut)
     for m in multiples:
-        losses = region_losses(model, cut, m*context, device=device)
+        losses = region_losses(model, cut, m*context, execution=execution, here=here)
         if first is None: first = losses
         rows.append(_row(losses, first, m*context, context, n_bytes))
     by_position = [dict(begin=a, end=b, loss=mean, se=se) for a, b in position_bins(losses.shape[1])
@@ -99,17 +102,20 @@ EVALUATIONS = {                         # regions of the longest length, and the
     "paper": dict(regions=16, multiples=(1, 2, 4, 8, 16, 32, 64, 128)),
 }
 
-def evaluate_run(run, regions: int, multiples, store: TokenStore=None, device: str="cpu") -> dict:
-    "Evaluate a finished run on its own corpus's validation text and write `eval.json`."
-    model = load_model(run)
+def evaluate_run(run, regions: int, multiples, store: TokenStore=None, execution: Execution=Execution()) -> dict:
+    "Evaluate a finished run on its own corpus's validation text and write `eval.json`; several processes share the passes."
+    model, here = load_model(run), processes(execution.device)
     config = read_json(Path(run)/"config.json")
     store = store or prepare(config["train"]["corpus"], config["train"]["encoding"])
-    result = evaluate(model.to(device), store.tokens("validation"), config["model"]["context"], multiples, regions,
-                      config["train"]["encoding"], device)
-    write_json(Path(run)/"eval.json", dict(result, data=store.meta["fingerprint"]))
+    result = evaluate(model.to(here.device), store.tokens("validation"), config["model"]["context"], multiples, regions,
+                      config["train"]["encoding"], execution, here)
+    result.update(data=store.meta["fingerprint"], **({} if execution.dtype == "float32" else {"precision": execution.dtype}))
+    if here.is_main_process: write_json(Path(run)/"eval.json", result)
+    here.wait_for_everyone()
     return result
 
 @call_parse
+@either_dash
 @refuses_in_words
 def rt_eval(
     run: str,               # run folder, as rt-train made it
@@ -117,12 +123,14 @@ def rt_eval(
     regions: int=None,      # stretches of text of the longest length; default: the preset's
     max_multiple: int=None, # longest window over the training context; default: the preset's, 128
     device: str="cpu",      # cpu, cuda or cuda:N
+    precision: str="auto",  # float32, bf16, or auto: bf16 on a GPU that has it
     threads: int=0,         # CPU threads; 0 leaves it to PyTorch
 ):
     "Evaluate a trained run from its training length to 128 times it, and write eval.json beside its weights."
     die_with_parent()
     if threads: torch.set_num_threads(threads)
+    execution = Execution(device, precision)
     plan = EVALUATIONS[check_choice("preset", preset, EVALUATIONS)]
     multiples = [m for m in plan["multiples"] if m <= (max_multiple or plan["multiples"][-1])]
-    for row in evaluate_run(run, regions or plan["regions"], multiples, device=device)["lengths"]:
-        print(f"{row['length']:>7} tokens ({row['multiple']:>3}×): perplexity {row['ppl']:8.3f} ratio {row['ratio']:7.3f} tail ratio {row['tail_ratio']:7.3f}")
+    for row in evaluate_run(run, regions or plan["regions"], multiples, execution=execution)["lengths"]:
+        if int(os.environ.get("RANK", 0)) == 0: print(f"{row['length']:>7} tokens ({row['multiple']:>3}×): perplexity {row['ppl']:8.3f} ratio {row['ratio']:7.3f} tail ratio {row['tail_ratio']:7.3f}")

@@ -8,7 +8,9 @@ __all__ = ['REMEDIES', 'ROWS', 'with_control', 'apply_remedy', 'remedy_file', 'e
 # %% ../nbs/08b_remedies.ipynb #a6364de3
 import copy
 from pathlib import Path
+from .controls import LogLength, Window
 from .data import TokenStore, prepare
+from .execution import Execution, processes
 from .extrapolation import evaluate
 from .model import GPT
 from .rope_scaling import SCALINGS, ScaledRoPE
@@ -37,8 +39,10 @@ def with_control(model: GPT,
     for block in new.blocks: block.attention.control = control
     return new
 
-REMEDIES = {name: _scaled(name) for name in SCALINGS}   # name → f(model, length, **options); further ones may be added
-ROWS = ("interpolation", "ntk", "yarn")                 # the comparison's
+REMEDIES = {name: _scaled(name) for name in SCALINGS} | {   # name → f(model, length, **options); further ones may be added
+    "window": lambda model, length=None, **options: with_control(model, Window(model.config.context, **options)),
+    "loglength": lambda model, length=None, **options: with_control(model, LogLength(model.config.context, **options))}
+ROWS = ("interpolation", "ntk", "yarn", "window", "loglength")   # the comparison's
 
 def apply_remedy(model: GPT,        # a trained model
                  name: str,         # one of `REMEDIES`
@@ -53,16 +57,16 @@ def remedy_file(run, name: str) -> Path:
     "Where a run keeps a remedy's numbers."
     return Path(run)/f"eval-{name}.json"
 
-def evaluate_remedies(run, regions: int, multiples, store: TokenStore=None, device: str="cpu",
+def evaluate_remedies(run, regions: int, multiples, store: TokenStore=None, execution: Execution=Execution(),
                       names=ROWS) -> list: # paths written
     "Evaluate a finished `rope` run under each remedy, on the regions and targets of its own evaluation."
     missing = [n for n in names if not remedy_file(run, check_choice("remedy", n, REMEDIES)).exists()]
     if not missing: return []
-    model, config = load_model(run), read_json(Path(run)/"config.json")
+    model, config, here = load_model(run), read_json(Path(run)/"config.json"), processes(execution.device)
     store = store or prepare(config["train"]["corpus"], config["train"]["encoding"])
     for name in missing:
-        result = evaluate(apply_remedy(model, name).to(device), store.tokens("validation"), config["model"]["context"], multiples, regions,
-                          config["train"]["encoding"], device)
+        result = evaluate(apply_remedy(model, name).to(here.device), store.tokens("validation"), config["model"]["context"], multiples, regions,
+                          config["train"]["encoding"], execution, here)
         write_json(remedy_file(run, name), dict(result, data=store.meta["fingerprint"], remedy=name))
     return [remedy_file(run, n) for n in missing]
 

@@ -6,36 +6,36 @@
 __all__ = ['run_folder', 'train_and_evaluate', 'run_progress', 'gather', 'reproduce', 'rt_reproduce']
 
 # %% ../nbs/11_reproduce.ipynb #e10401f4
-import json, os, time
-from dataclasses import replace
+import json, os, re, time
+from dataclasses import asdict, replace
 from pathlib import Path
-from fastcore.script import call_parse
 from tqdm import tqdm
-from .data import prepare
+from .data import call_parse, either_dash, prepare
+from .execution import Execution
 from .extrapolation import EVALUATIONS, evaluate_run
-from .model import GPT, PAPER_SYSTEMS, SYSTEMS, count_parameters, system_config
+from .model import GPT, GPTConfig, PAPER_SYSTEMS, SYSTEMS, count_parameters, system_config
 from .remedies import evaluate_remedies, evaluations, is_evaluated
-from .training import BUDGETS, claim_run, die_with_parent, fit, run_config, side_by_side, versions
+from .training import BUDGETS, changed, claim_run, die_with_parent, fit, model_for, run_config, side_by_side, versions
 from .utils import check_choice, check_that, read_json, refuses_in_words, write_json
 
 # %% ../nbs/11_reproduce.ipynb #e084433d
 def run_folder(out, system: str, seed: int) -> Path:
-    "Where a run of the comparison lives."
-    return Path(out)/"runs"/system/f"seed{seed}"
+    "Where a run of the comparison lives; a name's slashes and colons (`path.py:ClassName`) do not make folders."
+    return Path(out)/"runs"/re.sub(r"[^\w.+-]+", "_", system)/f"seed{seed}"
 
-def _plan(preset, corpus=None, steps=None):
-    "Budget and evaluation of a preset, with changes."
-    changes = {k: v for k, v in dict(corpus=corpus, steps=steps).items() if v is not None}
-    return replace(BUDGETS[check_choice("preset", preset, BUDGETS)], **changes), EVALUATIONS[preset]
+def _plan(preset, **changes):
+    "Budget and evaluation of a preset, with those changes that are not None."
+    return changed(BUDGETS[check_choice("preset", preset, BUDGETS)], **changes), EVALUATIONS[preset]
 
-def train_and_evaluate(system: str, seed: int, preset: str, out: str, device: str="cpu", **changes):
+def train_and_evaluate(system: str, seed: int, preset: str, out: str, execution: dict={}, **changes):
     "Make one run complete: `train.json`, a trained RoPE's remedies, then `eval.json`."
     die_with_parent()
+    execution = Execution(**execution)
     budget, plan = _plan(preset, **changes)
     store = prepare(budget.corpus, budget.encoding)
-    run = fit(system_config(preset, system), replace(budget, seed=seed), run_folder(out, system, seed), store, device, progress=False)
-    if system == "rope": evaluate_remedies(run, **plan, store=store, device=device)
-    if not (run/"eval.json").exists(): evaluate_run(run, **plan, store=store, device=device)
+    run = fit(model_for(preset, system, budget), replace(budget, seed=seed), run_folder(out, system, seed), store, execution, progress=False)
+    if system == "rope": evaluate_remedies(run, **plan, store=store, execution=execution)
+    if not (run/"eval.json").exists(): evaluate_run(run, **plan, store=store, execution=execution)
 
 # %% ../nbs/11_reproduce.ipynb #09fd4354
 def run_progress(run: Path, steps: int) -> tuple: # share done in [0, 1], a word
@@ -51,40 +51,41 @@ def gather(preset: str, out, systems, seeds, store, wall_seconds: float) -> dict
     "One dictionary of a comparison's finished runs."
     runs = []
     for system in systems:
-        with_weights = count_parameters(GPT(system_config(preset, system)))
         for seed in seeds:
             run = run_folder(out, system, seed)
-            runs += [dict(system=row, seed=seed, parameters=with_weights, train=read_json(run/"train.json"), eval=numbers)
-                     for row, numbers in evaluations(run, system).items()]
-    config = read_json(run/"config.json")
+            config = read_json(run/"config.json")
+            parameters, train = count_parameters(GPT(GPTConfig(**config["model"]))), read_json(run/"train.json")
+            runs += [dict(system=row, seed=seed, parameters=parameters, train=train, eval=numbers) for row, numbers in evaluations(run, system).items()]
     shape = {k: v for k, v in config["model"].items() if k not in ("transport", "carry", "control")}
     budget = {k: v for k, v in config["train"].items() if k != "seed"}
     return dict(preset=preset, systems=list(systems), seeds=list(seeds), model=shape, train=budget, evaluation=EVALUATIONS[preset],
-                data=store.meta, versions=versions(), cores=os.cpu_count(), wall_seconds=wall_seconds, runs=runs)
+                data=store.meta, versions=versions(), cores=os.cpu_count(), wall_seconds=wall_seconds, runs=runs, **({"precision": config["precision"]} if "precision" in config else {}))
 
 # %% ../nbs/11_reproduce.ipynb #107a48a2
-def _run_missing(preset, out, systems, seeds, workers, store, changes, device):
+def _run_missing(preset, out, systems, seeds, workers, store, changes, execution):
     "Run what is not finished, side by side; the seconds that it took."
     budget, _ = _plan(preset, **changes)
     for system in systems:
-        for seed in seeds: claim_run(run_folder(out, system, seed), run_config(system_config(preset, system), replace(budget, seed=seed), store))
+        for seed in seeds: claim_run(run_folder(out, system, seed), run_config(model_for(preset, system, budget), replace(budget, seed=seed), store, execution.dtype))
     code = "import json, sys; from route_transport.reproduce import train_and_evaluate as t; t(**json.loads(sys.argv[1]))"
-    names = {f"{system}/seed{seed}": dict(system=system, seed=seed, preset=preset, out=str(out), device=device, **changes) for seed in seeds for system in systems}
-    jobs = {n: ["-c", code, json.dumps(a)] for n, a in names.items() if not is_evaluated(Path(out)/"runs"/n, a["system"])}
+    names = {f"{system}/seed{seed}": dict(system=system, seed=seed, preset=preset, out=str(out), execution=asdict(execution), **changes) for seed in seeds for system in systems}
+    folders = {n: run_folder(out, a["system"], a["seed"]) for n, a in names.items()}
+    jobs = {n: ["-c", code, json.dumps(a)] for n, a in names.items() if not is_evaluated(folders[n], a["system"])}
     begin = time.time()
     with tqdm(total=len(names), bar_format="{percentage:3.0f}% of {total} runs [{elapsed}<{remaining}] {postfix}", mininterval=1) as bar:
         def tick(running):
-            state = {n: run_progress(Path(out)/"runs"/n, budget.steps) for n in names}
+            state = {n: run_progress(folder, budget.steps) for n, folder in folders.items()}
             bar.n = round(sum(share for share, _ in state.values()), 3)
-            bar.set_postfix_str(", ".join(f"{n}: {state[n][1]}" for n in running))
+            bar.set_postfix_str(", ".join(f"{n}: {state[n][1]}" for n in running), refresh=False)
+            bar.update(0)   # draws once a second at most
         failed = side_by_side(jobs, workers, Path(out)/"runs"/"logs", tick) if jobs else {}
     if failed:
         logs = [Path(out)/"runs"/"logs"/f"{n.replace('/', '-')}.log" for n in failed]
         raise RuntimeError("\n".join(f"{n} failed, see {log}:\n" + "\n".join(log.read_text().splitlines()[-5:]) for n, log in zip(failed, logs)))
     return time.time() - begin if jobs else 0.0
 
-def reproduce(preset: str="tiny", systems=PAPER_SYSTEMS, seeds=(0, 1), out=None, workers: int=None, corpus: str=None,
-              steps: int=None, device: str="cpu") -> dict:
+def reproduce(preset: str="tiny", systems=SYSTEMS, seeds=(0, 1), out=None, workers: int=None,
+              execution: Execution=Execution(), **changes) -> dict:
     "Train and evaluate every system and seed, write results.json, tables and figures into `out`."
     from route_transport.figures import draw_all   # here, so that the children need not load Matplotlib
     out = Path(out or f"paper_figs/{preset}")
@@ -92,10 +93,10 @@ def reproduce(preset: str="tiny", systems=PAPER_SYSTEMS, seeds=(0, 1), out=None,
     check_that(len(set(systems)) == len(systems) > 0, "systems", systems, "one or more, each once")
     check_that(len(set(seeds)) == len(seeds) > 0, "seeds", seeds, "one or more, each once")
     for s in systems: system_config(preset, s)        # unknown names are refused before anything is written
-    changes = dict(corpus=corpus, steps=steps)
     budget, _ = _plan(preset, **changes)
-    store = prepare(budget.corpus, budget.encoding)
-    seconds = _run_missing(preset, out, systems, seeds, workers or len(os.sched_getaffinity(0)), store, changes, device)
+    store = prepare(budget.corpus, budget.encoding, workers=os.cpu_count(), progress=True)
+    workers = workers or (len(os.sched_getaffinity(0)) if execution.device == "cpu" else 1)
+    seconds = _run_missing(preset, out, systems, seeds, workers, store, changes, execution)
     wall = out/"runs"/"wall.json"
     total = seconds + (read_json(wall) if wall.exists() else 0.0)
     write_json(wall, total)
@@ -106,22 +107,31 @@ def reproduce(preset: str="tiny", systems=PAPER_SYSTEMS, seeds=(0, 1), out=None,
 
 # %% ../nbs/11_reproduce.ipynb #b75ff8d8
 @call_parse
+@either_dash
 @refuses_in_words
 def rt_reproduce(
     preset: str="tiny",   # shape, budget and evaluation: smoke (seconds), tiny (a quarter of an hour), small (hours), paper
-    systems: str="paper", # paper: its rows and their combinations; all: with reflections and PaTH; or transport[-carry][+control], comma-separated
+    systems: str="all",   # all; paper: its rows and their combinations, without reflections and PaTH; or names, comma-separated:
+                          # transport[-carry][+control], either of them also path.py:ClassName of a class of yours
     seeds: str="0,1",     # comma-separated
     out: str=None,        # folder for results, tables and figures, runs/ below it; default paper_figs/PRESET
-    workers: int=0,       # runs at once, one thread each; 0: as many as there are cores
-    corpus: str=None,     # python, text:PATH, openwebtext or openwebtext:FOLDER; default: the preset's
+    workers: int=0,       # runs at once, one thread each; 0: as many as there are cores, one at a time on a GPU
+    corpus: str=None,     # python, text:PATH, openwebtext, openwebtext:FOLDER or hub:NAME[:CONFIG][@COLUMN]; default: the preset's
+    encoding: str=None,   # bytes or gpt2; default: the preset's
     steps: int=None,      # optimiser steps; default: the preset's
+    batch_size: int=None, # blocks a step; default: the preset's
     device: str="cpu",    # cpu, cuda or cuda:N
+    precision: str="auto",# float32, bf16, or auto: bf16 on a GPU that has it
+    micro_batch: int=0,   # blocks held at once; 0: as many as make 16,384 tokens
+    compile: bool=False,  # torch.compile the blocks
+    recompute: bool=False,# keep no activations inside blocks
 ):
     "Train and evaluate the paper's systems and draw its figures. Killed and called again, it goes on where it was."
     try: seed_list = [int(s) for s in str(seeds).split(",")]
     except ValueError: check_that(False, "seeds", seeds, "whole numbers with commas between them, for example 0,1")
     names = list({"paper": PAPER_SYSTEMS, "all": SYSTEMS}.get(systems) or [s.strip() for s in systems.split(",")])
     where = Path(out or f"paper_figs/{preset}")
-    results = reproduce(preset, names, seed_list, where, workers or None, corpus, steps, device)
+    results = reproduce(preset, names, seed_list, where, workers or None, Execution(device, precision, micro_batch, compile, recompute),
+                        corpus=corpus, encoding=encoding, steps=steps, batch_size=batch_size)
     print((where/"table.md").read_text())
     print(f"{where}: results.json, table.csv, table.md and figures; {results['wall_seconds']:.0f} s of training and evaluation")

@@ -126,7 +126,7 @@ def test_autocast_leaves_phases_in_float32(system, monkeypatch):
 def test_alibi_at_ragged_lengths_equals_one_big_mask(T):
     q, k, v = torch.randn(3, 1, 3, T, 4, generator=seeded(0), dtype=torch.float64, requires_grad=True)
     control, at = ALiBi(3), torch.arange(T)
-    mask = control.bias(at[:, None], at[None]).double().masked_fill(at[None] > at[:, None], -math.inf)
+    mask = control.bias(at[None, None, :, None], at[None, None, None]).double().masked_fill(at[None] > at[:, None], -math.inf)
     y, ref = attend(q, k, v, control), nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
     torch.testing.assert_close(y, ref, atol=1e-12, rtol=1e-10)
     for a, b in zip(torch.autograd.grad(y.square().sum(), (q, k, v)), torch.autograd.grad(ref.square().sum(), (q, k, v))):
