@@ -92,8 +92,9 @@ def attend(q: Tensor,              # `[B, H, Tq, D]`, the last Tq of Tk position
     plain = control is None and documents is None
     if plain and Tq == Tk: return _kernel(q, k, v, is_causal=True)
     if plain and Tq == 1: return _kernel(q, k, v)
-    if documents is None and Tq >= LONG and (decay := control and control.decay(Tk, marks, q.device)) is not None:
-        with torch.autocast(q.device.type, enabled=False): return attend_decayed(*_cast(q, k, v), decay)
+    proves = documents is None and control is not None and not torch.compiler.is_compiling() and Tq >= LONG   # a proof looks at numbers, a compiled graph cannot
+    if proves and (decay := control.decay(Tk, marks, q.device)) is not None:
+        with torch.autocast(q.device.type, enabled=False): return attend_decayed(*_cast(q, k, v), decay, tol=torch.finfo(torch.promote_types(q.dtype, torch.float32)).eps/4)
     bias, first = batch_bias(control, documents), None if documents is None else documents.first().amin(0).tolist()
     at, relative = torch.arange(Tk, device=q.device), documents is None and (control is None or control.relative)
     if relative: strip = bias(at[-min(block, Tq):, None], at[_in_sight(Tk - min(block, Tq), Tk, control, None)[1]:][None])
