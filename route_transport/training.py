@@ -275,15 +275,15 @@ def _metrics(done, losses, norms, config, per_step, now, last, since, begin) -> 
 def _finish(out: Path, model, here) -> Path:
     "Write the final weights and the summary, the summary last."
     final = weights(model)
-    if here.is_main_process: _write_result(out, final)
+    if here.is_main_process: _write_result(out, final, **({"processes": here.num_processes} if here.num_processes > 1 else {}))
     here.wait_for_everyone()
     return out
 
-def _write_result(out, final):
+def _write_result(out, final, **more):
     rows = [json.loads(line) for line in (out/"metrics.jsonl").read_text().splitlines()]
     with written_whole(out/"model.safetensors") as tmp: save_file(final, tmp)
     write_json(out/"train.json", dict(steps=rows[-1]["step"], tokens=rows[-1]["tokens"], loss=rows[-1]["loss"],
-                                      seconds=rows[-1]["seconds"], versions=versions()))
+                                      seconds=rows[-1]["seconds"], versions=versions(), **more))
 
 def load_model(run) -> GPT:
     "The trained model of a run folder, in evaluation mode."

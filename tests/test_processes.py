@@ -8,7 +8,7 @@ from route_transport.model import GPT, system_config
 from route_transport.training import BUDGETS, fit
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
-ACCELERATE = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
+ACCELERATE = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1"}
 
 
@@ -93,6 +93,7 @@ def test_gradients_of_ranks_and_pieces_are_those_of_one_big_batch(kind, micro, t
 def test_training_and_evaluation_on_two_processes_give_the_numbers_of_one(launcher, tmp_path):
     one = fit(system_config("smoke", "random-qkv+alibi"), BUDGETS["smoke"], tmp_path / "one", progress=False)
     two("-m", "route_transport.training", "--system", "random-qkv+alibi", "--preset", "smoke", "--out", tmp_path / "two", "--micro-batch", 3, "--quiet", launcher=launcher)
+    assert json.loads((tmp_path / "two" / "train.json").read_text())["processes"] == 2
     torch.testing.assert_close(losses(tmp_path / "two"), losses(one), rtol=1e-5, atol=1e-5)
     a, b = load_file(one / "model.safetensors"), load_file(tmp_path / "two" / "model.safetensors")
     assert list(a) == list(b)
