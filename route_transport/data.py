@@ -151,13 +151,14 @@ class Stream:
 # %% ../nbs/06_data.ipynb #a0cdb79d
 def _parquet_files(folder) -> list: # paths, in order
     "The parquet files of a folder and those below it."
-    return sorted(Path(folder).expanduser().rglob("*.parquet"))
+    files = sorted(Path(folder).expanduser().rglob("*.parquet"))
+    check_that(bool(files), "folder", folder, "a folder with .parquet files in it")
+    return files
 
 def _open_folder(folder: str) -> Stream: # of parquet files with a column `text`
     "Local parquet files as a stream."
     import datasets, pyarrow.parquet as pq
     files = [str(p) for p in _parquet_files(folder)]
-    check_that(bool(files), "folder", folder, "a folder with .parquet files in it")
     return Stream(datasets.load_dataset("parquet", data_files=files, split="train", streaming=True),
                   total=sum(pq.ParquetFile(f).metadata.num_rows for f in files))
 

@@ -215,7 +215,7 @@ def fit(model_config: GPTConfig, config: TrainConfig,
         stop_at: int=None,  # leave after this step, as if killed (for tests)
        ) -> Path:           # the run folder, with model.safetensors and train.json in it
     "Train a model, or go on training it."
-    store = store or prepare(config.corpus, config.encoding, progress=progress)
+    store = store or prepare(config.corpus, config.encoding, workers=os.cpu_count(), progress=progress)
     check_that(store.meta["vocab_size"] == model_config.vocab_size, "vocab_size", model_config.vocab_size, f"{store.meta['vocab_size']}, the encoding's")
     here = processes(execution.device)
     check_that(config.batch_size % here.num_processes == 0, "batch_size", config.batch_size, f"a multiple of the number of processes, {here.num_processes}")

@@ -1,6 +1,7 @@
 """Two processes on this machine's CPU (gloo): the same numbers as one, by torchrun and by accelerate launch."""
-import json, os, subprocess, sys
+import json, os, signal, subprocess, sys, time
 import pytest, torch
+from kill_runs import lines, newest_checkpoint
 from safetensors.torch import load_file
 from route_transport.data import Blocks, prepare
 from route_transport.execution import Execution, adapt
@@ -110,3 +111,15 @@ def test_a_batch_that_does_not_divide_is_refused(tmp_path):
                           env=ENV, capture_output=True, text=True, timeout=300)
     assert done.returncode and "batch_size=7: must be a multiple of the number of processes, 2" in done.stderr
     assert not (tmp_path / "r").exists()
+
+
+def test_a_launcher_that_is_told_to_stop_saves(tmp_path):
+    port = ["--master_port", str(20_000 + os.getpid() % 20_000)]
+    process = subprocess.Popen([*TORCHRUN, *port, "-m", "route_transport.training", "--preset", "smoke", "--steps", "20000", "--quiet", "--out", str(tmp_path / "r")],
+                               env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    until = time.time() + 120
+    while time.time() < until and len(lines(tmp_path / "r")) < 2: time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=90)
+    step = newest_checkpoint(tmp_path / "r")
+    assert process.returncode and step >= 20 and f"stopped by SIGTERM after step {step}, which is saved" in err
