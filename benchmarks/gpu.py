@@ -11,7 +11,7 @@
 Everything goes into one JSON, written whole after each part and row, so that a cut leaves what was measured. `rt-train --dry-run --throughput gpu.json` reads it. It needs
 PyTorch, NumPy, einops, safetensors and tqdm, and the package itself (`pip install --no-deps .`, or PYTHONPATH); neither datasets nor tiktoken, Matplotlib, fastcore or accelerate.
 """
-import argparse, os, platform, sysconfig, time
+import argparse, gc, os, platform, sysconfig, time
 from dataclasses import replace
 from pathlib import Path
 import numpy as np, torch
@@ -116,12 +116,12 @@ def prepared(system, shape, execution, here):
 
 def speed(system, compiled, shape, blocks, clock, device, repeats, peaks):
     "Tokens a second of whole training steps on random ids."
-    execution, here = Execution(device, compile=compiled), Alone(device)
+    execution, here = Execution(device, micro_batch=blocks, compile=compiled), Alone(device)
     if compiled: torch._dynamo.reset()
     config, model, optimizer = prepared(system, shape, execution, here)
     g = torch.Generator().manual_seed(0)
     batch = [torch.randint(0, config.vocab_size, (blocks, config.context), generator=g).to(here.device) for _ in range(2)]
-    step, begin = lambda: _train_step(model, optimizer, batch, 1e-4, 1.0, replace(execution, micro_batch=blocks), here), clock.now()
+    step, begin = lambda: _train_step(model, optimizer, batch, 1e-4, 1.0, execution, here), clock.now()
     if device == "cuda": torch.cuda.reset_peak_memory_stats()
     losses = [step()[0].item() for _ in range(3)]      # compiled or not, they must be alike
     first, seconds = clock.now() - begin, []
@@ -129,10 +129,10 @@ def speed(system, compiled, shape, blocks, clock, device, repeats, peaks):
         begin = clock.now(); step(); seconds.append(clock.now() - begin)
     tokens = blocks*config.context/sorted(seconds)[len(seconds)//2]
     flops = tokens*flops_per_token(config)
-    planned, parameters = memory(config, execution, blocks) if not compiled else ({}, None)
+    planned = attempt({}, lambda: memory(config, execution, blocks)[0])
     return dict(system=system, compile=compiled, shape={k: getattr(config, k) for k in ("n_layers", "width", "n_heads", "context", "vocab_size")}, blocks=blocks, precision=execution.dtype,
                 parameters=count_parameters(model)["total"], tokens_per_second=tokens, step_seconds=seconds, first_steps_seconds=first, first_losses=losses,
-                utilisation={k: flops/p for k, p in peaks.items() if p}, planned_bytes=sum(planned.values()) or None,
+                utilisation={k: flops/p for k, p in peaks.items() if p}, planned_bytes=None if "error" in planned else sum(planned.values()),
                 peak_bytes=torch.cuda.max_memory_allocated() if device == "cuda" else None)
 
 
@@ -155,9 +155,9 @@ def streams(limit: int) -> dict: # split → ids
             for split, texts in split_documents(python_source(limit)).items()}
 
 
-def training(system, ids, shape, plan, clock, device, execution, multiples, regions):
-    "Train for `plan['steps']` steps or until the time is up, then evaluate."
-    here, until = Alone(device), clock.now() + plan["seconds"]
+def training(system, ids, shape, plan, clock, device, execution, multiples, regions, save):
+    "Train for `plan['steps']` steps or until the time is up, `save` the curve, then evaluate."
+    here, until = Alone(device), clock.now() + min(plan["seconds"], clock.left() - plan["spare"])
     config, model, optimizer = prepared(system, shape, execution, here)
     budget = TrainConfig(steps=plan["steps"], batch_size=plan["blocks"], lr=plan["lr"], warmup=max(1, plan["steps"]//10))
     blocks, losses = Blocks(ids["train"], config.context, 0), []
@@ -167,10 +167,11 @@ def training(system, ids, shape, plan, clock, device, execution, multiples, regi
         if (step + 1) % 20 == 0 or step + 1 == budget.steps:
             curve.append([step + 1, torch.stack(losses).mean().item()]); losses = []
             if clock.now() > until: break
-    seconds = clock.now() - begin
-    result = evaluate(model.eval(), ids["validation"], config.context, multiples, regions, "bytes", execution, here)
-    return dict(system=system, steps=step + 1, planned_steps=budget.steps, tokens=(step + 1)*budget.batch_size*config.context, seconds=seconds, evaluation_seconds=clock.now() - begin - seconds,
-                lr=budget.lr, precision=execution.dtype, compile=execution.compile, curve=curve, eval=result)
+    row = dict(system=system, steps=step + 1, planned_steps=budget.steps, tokens=(step + 1)*budget.batch_size*config.context, seconds=clock.now() - begin,
+               lr=budget.lr, precision=execution.dtype, compile=execution.compile, curve=curve)
+    save(row)
+    begin, result = clock.now(), evaluate(model.eval(), ids["validation"], config.context, multiples, regions, "bytes", execution, here)
+    return dict(row, evaluation_seconds=clock.now() - begin, eval=result)
 
 
 def step_seconds(system, ids, shape, blocks, clock, device, execution):
@@ -185,9 +186,12 @@ def step_seconds(system, ids, shape, blocks, clock, device, execution):
 
 
 def attempt(row: dict, work):
-    "The work's result, or in its place what went wrong."
+    "The work's result, or in its place what went wrong; what it held is given back."
     try: return work()
     except Exception as e: return dict(row, error=f"{type(e).__name__}: {e}"[:600])
+    finally:
+        gc.collect()                                     # a model whose call is its losses refers to itself
+        if torch.cuda.is_initialized(): torch.cuda.empty_cache()
 
 
 def about(device):
@@ -207,7 +211,7 @@ def main(out, toy=False, minutes=8.5, compiled=True):
     device = "cpu" if toy else "cuda"
     if not toy and not torch.cuda.is_available(): raise SystemExit("gpu.py: PyTorch finds no CUDA device; --toy runs on a CPU")
     if toy: shape, blocks, timed, repeats, limit, trained, multiples, regions = dict(n_layers=2, width=32, n_heads=2, context=16, vocab_size=257), 4, TIMED, 3, 300_000, TRAINED[:2], (1, 4), 2
-    else: shape, blocks, timed, repeats, limit, trained, multiples, regions = {}, 32, TIMED, 12, 96_000_000, TRAINED, (1, 2, 4, 8, 16, 32, 64, 128), 4
+    else: shape, blocks, timed, repeats, limit, trained, multiples, regions = {}, 32, TIMED, 12, 96_000_000, TRAINED, (1, 2, 4, 8, 16, 32, 64, 128), 2
     clock = Clock(device, minutes)
     results = dict(about(device), toy=toy, minutes=minutes, correctness=[], speed=[], training=[])
     def keep(part, row):
@@ -233,12 +237,13 @@ def main(out, toy=False, minutes=8.5, compiled=True):
     execution = Execution(device, micro_batch=blocks)
     slowest = max(step_seconds(s, ids, shape, blocks, clock, device, execution) for s in trained)
     each = clock.left()/len(trained)
-    spare = 0.3*each                                                        # for the model's making, evaluation and the unforeseen
-    plan = dict(seconds=each - spare, blocks=blocks, lr=6e-4, steps=20 if toy else max(20, int((each - spare)/slowest)))
+    spare = 0.35*each                                                       # for the model's making, evaluation and the unforeseen
+    plan = dict(seconds=each - spare, spare=spare, blocks=blocks, lr=6e-4, steps=20 if toy else max(20, int((each - spare)/slowest)))
     results["plan"] = dict(plan, slowest_step_seconds=slowest)
+    save = lambda row: write_json(out, dict(results, training=results["training"] + [row]))
     for system in trained:
-        keep("training", attempt(dict(system=system), lambda: training(system, ids, shape, plan, clock, device, execution, multiples, regions)))
-    write_json(out, results)
+        if clock.left() < spare and not toy: keep("training", dict(system=system, error="left out: the time had come to an end")); continue
+        keep("training", attempt(dict(system=system), lambda: training(system, ids, shape, plan, clock, device, execution, multiples, regions, save)))
     for r in results["training"]:
         if "eval" in r: print(f"{r['system']:<12}" + "  ".join(f"{row['length']}: {row['ppl']:.3f}" for row in r["eval"]["lengths"]))
     bad = [f"{r['system']} in {r['dtype']}" for r in results["correctness"] if not r["ok"]]

@@ -151,13 +151,14 @@ class Stream:
 # %% ../nbs/06_data.ipynb #a0cdb79d
 def _parquet_files(folder) -> list: # paths, in order
     "The parquet files of a folder and those below it."
-    return sorted(Path(folder).expanduser().rglob("*.parquet"))
+    files = sorted(Path(folder).expanduser().rglob("*.parquet"))
+    check_that(bool(files), "folder", folder, "a folder with .parquet files in it")
+    return files
 
 def _open_folder(folder: str) -> Stream: # of parquet files with a column `text`
     "Local parquet files as a stream."
     import datasets, pyarrow.parquet as pq
     files = [str(p) for p in _parquet_files(folder)]
-    check_that(bool(files), "folder", folder, "a folder with .parquet files in it")
     return Stream(datasets.load_dataset("parquet", data_files=files, split="train", streaming=True),
                   total=sum(pq.ParquetFile(f).metadata.num_rows for f in files))
 
@@ -224,6 +225,20 @@ def _journal(work: Path, itemsize: int) -> dict: # state; splits: counts by spli
 # %% ../nbs/06_data.ipynb #fc1bddc8
 JOURNAL_EVERY = 2.0   # seconds
 
+def _append(batches, journal, out, bar, save):
+    "Write batches; the journal follows them every so many seconds, and when a Ctrl-C ends it."
+    saved = time.monotonic()
+    try:
+        for state, parts in batches:
+            for split, (ids, _) in parts.items(): out[split].write(ids)
+            for split, (_, n) in parts.items():
+                for k, v in n.items(): journal["splits"][split][k] += v
+                bar.update(n["documents"])
+            journal["state"] = state
+            if time.monotonic() - saved >= JOURNAL_EVERY: save(); saved = time.monotonic()
+    except KeyboardInterrupt: save(); raise
+
+# %% ../nbs/06_data.ipynb #a95bde17
 def _write_store(work: Path, source, encoding: str, workers: int=1, progress: bool=False, **meta):
     "Encode a stream into `work`, or go on with it."
     enc = get_encoding(encoding)
@@ -243,19 +258,6 @@ def _write_store(work: Path, source, encoding: str, workers: int=1, progress: bo
         for f in [*out.values(), bar]: f.close()
     write_json(work/"meta.json", dict(meta, encoding=encoding, vocab_size=enc.n_vocab, dtype=dtype.name, splits=counts))
     (work/"journal.json").unlink()
-
-def _append(batches, journal, out, bar, save):
-    "Write batches; the journal follows them every so many seconds, and when a Ctrl-C ends it."
-    saved = time.monotonic()
-    try:
-        for state, parts in batches:
-            for split, (ids, _) in parts.items(): out[split].write(ids)
-            for split, (_, n) in parts.items():
-                for k, v in n.items(): journal["splits"][split][k] += v
-                bar.update(n["documents"])
-            journal["state"] = state
-            if time.monotonic() - saved >= JOURNAL_EVERY: save(); saved = time.monotonic()
-    except KeyboardInterrupt: save(); raise
 
 # %% ../nbs/06_data.ipynb #6bd6b99e
 def cache_folder() -> Path:

@@ -38,6 +38,7 @@ def memory(config: GPTConfig, execution: Execution=Execution(),
     "Bytes that training needs on one device: what is there always, and what a forward pass adds."
     from torch._subclasses.fake_tensor import FakeTensorMode
     blocks = blocks or execution.pieces(config.context)
+    execution = Execution("cpu", execution.dtype, recompute=execution.recompute)   # fake tensors are of the CPU and need no compiler
     with FakeTensorMode(allow_non_fake_inputs=True):
         model, ids = adapt(GPT(config), execution), torch.zeros(blocks, config.context, dtype=torch.int64)
         weights, hidden, all_ = {p.untyped_storage()._cdata for p in model.parameters()}, {}, {}

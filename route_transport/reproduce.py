@@ -120,6 +120,7 @@ def rt_reproduce(
     encoding: str=None,   # bytes or gpt2; default: the preset's
     steps: int=None,      # optimiser steps; default: the preset's
     batch_size: int=None, # blocks a step; default: the preset's
+    checkpoint_every: int=None, # steps between checkpoints; default: the preset's
     device: str="cpu",    # cpu, cuda or cuda:N
     precision: str="auto",# float32, bf16, or auto: bf16 on a GPU that has it
     micro_batch: int=0,   # blocks held at once; 0: as many as make 16,384 tokens
@@ -132,6 +133,6 @@ def rt_reproduce(
     names = list({"paper": PAPER_SYSTEMS, "all": SYSTEMS}.get(systems) or [s.strip() for s in systems.split(",")])
     where = Path(out or f"paper_figs/{preset}")
     results = reproduce(preset, names, seed_list, where, workers or None, Execution(device, precision, micro_batch, compile, recompute),
-                        corpus=corpus, encoding=encoding, steps=steps, batch_size=batch_size)
+                        corpus=corpus, encoding=encoding, steps=steps, batch_size=batch_size, checkpoint_every=checkpoint_every)
     print((where/"table.md").read_text())
     print(f"{where}: results.json, table.csv, table.md and figures; {results['wall_seconds']:.0f} s of training and evaluation")

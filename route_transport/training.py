@@ -9,7 +9,7 @@ __all__ = ['BUDGETS', 'TrainConfig', 'changed', 'model_for', 'learning_rate', 'm
 
 # %% ../nbs/07_training.ipynb #0979a132
 import json, math, os, platform, shutil, subprocess, sys, threading, time
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 import torch
@@ -54,6 +54,7 @@ BUDGETS = {
     "paper": TrainConfig(steps=10_000, batch_size=512, lr=6e-4, warmup=500, corpus="openwebtext", encoding="gpt2", checkpoint_every=500),
 }
 
+# %% ../nbs/07_training.ipynb #0be915ad
 def changed(config: TrainConfig, **changes) -> TrainConfig:
     "A configuration with those changes that are not None."
     return replace(config, **{k: v for k, v in changes.items() if v is not None})
@@ -183,6 +184,7 @@ def _keep_lines(path: Path, last_step: int):
     kept = [line for line in path.read_text().splitlines() if line.endswith("}") and json.loads(line)["step"] <= last_step]
     with written_whole(path) as tmp: tmp.write_text("".join(line + "\n" for line in kept))
 
+# %% ../nbs/07_training.ipynb #a14c9764
 def _begin(out, config: dict, here) -> Path:
     "Claim the run's folder."
     if here.is_main_process: claim_run(out, config)
@@ -219,7 +221,7 @@ def fit(model_config: GPTConfig, config: TrainConfig,
         stop_at: int=None,  # leave after this step, as if killed (for tests)
        ) -> Path:           # the run folder, with model.safetensors and train.json in it
     "Train a model, or go on training it."
-    store = store or prepare(config.corpus, config.encoding, progress=progress)
+    store = store or prepare(config.corpus, config.encoding, workers=os.cpu_count(), progress=progress)
     check_that(store.meta["vocab_size"] == model_config.vocab_size, "vocab_size", model_config.vocab_size, f"{store.meta['vocab_size']}, the encoding's")
     here = processes(execution.device)
     check_that(config.batch_size % here.num_processes == 0, "batch_size", config.batch_size, f"a multiple of the number of processes, {here.num_processes}")
@@ -240,54 +242,59 @@ def fit(model_config: GPTConfig, config: TrainConfig,
         return _finish(out, model, here)
 
 # %% ../nbs/07_training.ipynb #9880388f
+class _Books:
+    "Losses and gradient norms since the last line of metrics."
+    def __init__(self, state: dict, config, per_step: int, here):
+        self.config, self.per_step, self.here = config, per_step, here
+        self.begin, self.last, self.since = time.perf_counter() - state.get("seconds", 0.0), time.perf_counter(), state.get("step", 0)
+        self.losses, self.norms = [[torch.tensor(v, device=here.device) for v in state.get(k, [])] for k in ("losses", "norms")]
+    def note(self, loss, norm): self.losses.append(loss); self.norms.append(norm)
+    def means(self): return self.here.reduce(torch.stack(self.losses), "mean") if self.losses else torch.zeros(0)   # over the processes
+    def state(self) -> dict: return dict(seconds=time.perf_counter() - self.begin, losses=self.means().tolist(), norms=[n.item() for n in self.norms])
+    def line(self, done: int) -> dict:
+        "The line of metrics that ends with step `done`, and a new page."
+        loss, now, n = self.means().mean().item(), time.perf_counter(), self.per_step
+        if not math.isfinite(loss): raise FloatingPointError(f"the loss is {loss} at step {done}: training diverged")
+        row = dict(step=done, tokens=done*n, loss=loss, grad_norm=torch.stack(self.norms).max().item(), lr=learning_rate(done - 1, self.config),
+                   tokens_per_second=(done - self.since)*n/(now - self.last), seconds=now - self.begin)
+        self.losses, self.norms, self.last, self.since = [], [], now, done
+        return row
+
+# %% ../nbs/07_training.ipynb #c7870bf8
 def _steps(model, optimizer, blocks, config, out, state, execution, here, progress):
     "Take the steps that are missing, writing metrics and checkpoints; yields the number of steps done."
-    first, begin = state.get("step", 0), time.perf_counter() - state.get("seconds", 0.0)
-    losses, norms = [[torch.tensor(v, device=here.device) for v in state.get(k, [])] for k in ("losses", "norms")]
-    per_step, main = config.batch_size*blocks.context, here.is_main_process
-    mean = lambda values: here.reduce(torch.stack(values), "mean") if values else torch.zeros(0)
-    last, since = time.perf_counter(), first
-    with ExitStack() as stack:
-        log = stack.enter_context(open(out/"metrics.jsonl" if main else os.devnull, "a"))
-        bar = stack.enter_context(tqdm(total=config.steps*per_step, initial=first*per_step, unit="tok", unit_scale=True, disable=not (progress and main), mininterval=1, desc=Path(out).name))
-        stop = stack.enter_context(StopRequest())
+    first, per_step, main = state.get("step", 0), config.batch_size*blocks.context, here.is_main_process
+    books = _Books(state, config, per_step, here)
+    with (open(out/"metrics.jsonl" if main else os.devnull, "a") as log, StopRequest() as stop,
+          tqdm(total=config.steps*per_step, initial=first*per_step, unit="tok", unit_scale=True, disable=not (progress and main), mininterval=1, desc=Path(out).name) as bar):
         batches = sent((_share(n, blocks, config, here) for n in range(first, config.steps)), here.device)
         for step, batch in enumerate(batches, first):
-            loss, norm = _train_step(model, optimizer, batch, learning_rate(step, config), config.clip, execution, here)
-            losses.append(loss); norms.append(norm); done = step + 1
+            books.note(*_train_step(model, optimizer, batch, learning_rate(step, config), config.clip, execution, here))
+            done = step + 1
             bar.update(per_step)
             if done % config.log_every == 0 or done == config.steps:
-                row = _metrics(done, mean(losses), norms, config, per_step, time.perf_counter(), last, since, begin)
+                row = books.line(done)
                 log.write(json.dumps(row) + "\n"); log.flush()
                 bar.set_postfix(loss=f"{row['loss']:.3f}")
-                losses, norms, last, since = [], [], time.perf_counter(), done
             stopping = stop.made(here)
             if stopping or done % config.checkpoint_every == 0 or done == config.steps:
-                save_checkpoint(out/"checkpoints", model, optimizer, done, here, seconds=time.perf_counter() - begin,
-                                losses=mean(losses).tolist(), norms=[n.item() for n in norms])
+                save_checkpoint(out/"checkpoints", model, optimizer, done, here, **books.state())
             if stopping: raise Stopped(stop.number, done)
             yield done
-
-def _metrics(done, losses, norms, config, per_step, now, last, since, begin) -> dict:
-    "A line of metrics."
-    loss = losses.mean().item()
-    if not math.isfinite(loss): raise FloatingPointError(f"the loss is {loss} at step {done}: training diverged")
-    return dict(step=done, tokens=done*per_step, loss=loss, grad_norm=torch.stack(norms).max().item(), lr=learning_rate(done - 1, config),
-                tokens_per_second=(done - since)*per_step/(now - last), seconds=now - begin)
 
 # %% ../nbs/07_training.ipynb #6fd8565c
 def _finish(out: Path, model, here) -> Path:
     "Write the final weights and the summary, the summary last."
     final = weights(model)
-    if here.is_main_process: _write_result(out, final)
+    if here.is_main_process: _write_result(out, final, **({"processes": here.num_processes} if here.num_processes > 1 else {}))
     here.wait_for_everyone()
     return out
 
-def _write_result(out, final):
+def _write_result(out, final, **more):
     rows = [json.loads(line) for line in (out/"metrics.jsonl").read_text().splitlines()]
     with written_whole(out/"model.safetensors") as tmp: save_file(final, tmp)
     write_json(out/"train.json", dict(steps=rows[-1]["step"], tokens=rows[-1]["tokens"], loss=rows[-1]["loss"],
-                                      seconds=rows[-1]["seconds"], versions=versions()))
+                                      seconds=rows[-1]["seconds"], versions=versions(), **more))
 
 def load_model(run) -> GPT:
     "The trained model of a run folder, in evaluation mode."
@@ -348,6 +355,7 @@ def _train(model_config, config, out, execution, quiet):
     print(f"rt-train: {say}", file=sys.stderr)
     raise SystemExit(status)
 
+# %% ../nbs/07_training.ipynb #bcee1cb2
 @call_parse
 @either_dash
 @refuses_in_words

@@ -2,12 +2,13 @@
 import json, os, signal, subprocess, sys, time
 from pathlib import Path
 import pytest
+from route_transport.data import rt_prepare
 from route_transport.extrapolation import rt_eval
 from route_transport.figures import rt_figures
 from route_transport.reproduce import rt_reproduce
 from route_transport.training import rt_train
 
-MODULES = {"rt-train": "training", "rt-eval": "extrapolation", "rt-reproduce": "reproduce", "rt-figures": "figures"}
+MODULES = {"rt-prepare": "data", "rt-train": "training", "rt-eval": "extrapolation", "rt-reproduce": "reproduce", "rt-figures": "figures"}
 
 
 def command(name, *args):
@@ -39,6 +40,14 @@ def test_unknown_flags_are_refused(name):
     (rt_train, dict(preset="huge"), "preset='huge': must be one of smoke, tiny, small, paper"),
     (rt_train, dict(corpus="text:/no/such/file"), "must be a file or folder that exists"),
     (rt_train, dict(lr=-1.0), "lr=-1.0: must be above 0"),
+    (rt_train, dict(corpus="hub:"), "must be one of python, text:PATH, openwebtext, openwebtext:FOLDER, hub:NAME"),
+    (rt_train, dict(encoding="gpt3"), "encoding='gpt3': must be one of bytes, gpt2; did you mean 'gpt2'?"),
+    (rt_train, dict(precision="fp16"), "precision='fp16': must be one of auto, float32, bf16"),
+    (rt_train, dict(device="gpu"), "device='gpu': must be one of cpu, cuda, mps"),
+    (rt_train, dict(micro_batch=-3), "micro_batch=-3: must be"),
+    (rt_train, dict(dry_run=True, throughput="h1000"), "throughput='h1000': must be one of h200, h100"),
+    (rt_prepare, dict(corpus="openwebtext:/no/such"), "must be a folder with .parquet files in it"),
+    (rt_prepare, dict(corpus="openwebtxt"), "did you mean 'openwebtext'?"),
     (rt_reproduce, dict(systems="rope,alibi,rope"), "each once"),
     (rt_reproduce, dict(systems="alibee"), "did you mean 'alibi'?"),
     (rt_reproduce, dict(preset="tinny"), "preset='tinny': must be one of smoke, tiny, small, paper; did you mean 'tiny'?"),
@@ -59,6 +68,27 @@ def test_a_corpus_too_short_is_refused(tmp_path):
     out = run("rt-train", "--preset", "smoke", "--corpus", f"text:{tmp_path / 't.txt'}", "--out", tmp_path / "run",
               env={**os.environ, "ROUTE_TRANSPORT_CACHE": str(tmp_path / "cache")})
     assert out.returncode == 2 and "the corpus is too short" in out.stderr
+
+
+def test_a_dry_run_plans_and_begins_nothing(tmp_path):
+    out = run("rt-train", "--preset", "paper", "--dry-run", "--throughput", "100000", "--micro-batch", "16", cwd=tmp_path)
+    assert out.returncode == 0, out.stderr
+    assert "151,905,792" in out.stdout and "2,621,440,000" in out.stdout and "2.49e+18" in out.stdout and "7.3 h" in out.stdout and "16 blocks at once, 32 times a step" in out.stdout
+    assert not list(tmp_path.rglob("*"))
+
+
+def test_a_cpu_never_touches_cuda(tmp_path):
+    code = """
+import torch
+def refuse(*a, **k): raise AssertionError("CUDA was touched")
+torch.cuda._lazy_init = torch.cuda.is_available = torch.cuda.get_device_capability = refuse
+from route_transport.training import rt_train
+from route_transport.extrapolation import rt_eval
+rt_train(preset="smoke", steps=10, quiet=True, out="run")
+rt_eval("run", preset="smoke")
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0 and "(  8×)" in done.stdout, done.stderr
 
 
 def test_users_own_text_from_training_to_evaluation(tmp_path):

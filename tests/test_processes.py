@@ -1,6 +1,7 @@
 """Two processes on this machine's CPU (gloo): the same numbers as one, by torchrun and by accelerate launch."""
-import json, os, subprocess, sys
+import json, os, signal, subprocess, sys, time
 import pytest, torch
+from kill_runs import lines, newest_checkpoint
 from safetensors.torch import load_file
 from route_transport.data import Blocks, prepare
 from route_transport.execution import Execution, adapt
@@ -8,7 +9,7 @@ from route_transport.model import GPT, system_config
 from route_transport.training import BUDGETS, fit
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
-ACCELERATE = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
+ACCELERATE = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1"}
 
 
@@ -93,6 +94,7 @@ def test_gradients_of_ranks_and_pieces_are_those_of_one_big_batch(kind, micro, t
 def test_training_and_evaluation_on_two_processes_give_the_numbers_of_one(launcher, tmp_path):
     one = fit(system_config("smoke", "random-qkv+alibi"), BUDGETS["smoke"], tmp_path / "one", progress=False)
     two("-m", "route_transport.training", "--system", "random-qkv+alibi", "--preset", "smoke", "--out", tmp_path / "two", "--micro-batch", 3, "--quiet", launcher=launcher)
+    assert json.loads((tmp_path / "two" / "train.json").read_text())["processes"] == 2
     torch.testing.assert_close(losses(tmp_path / "two"), losses(one), rtol=1e-5, atol=1e-5)
     a, b = load_file(one / "model.safetensors"), load_file(tmp_path / "two" / "model.safetensors")
     assert list(a) == list(b)
@@ -109,3 +111,15 @@ def test_a_batch_that_does_not_divide_is_refused(tmp_path):
                           env=ENV, capture_output=True, text=True, timeout=300)
     assert done.returncode and "batch_size=7: must be a multiple of the number of processes, 2" in done.stderr
     assert not (tmp_path / "r").exists()
+
+
+def test_a_launcher_that_is_told_to_stop_saves(tmp_path):
+    port = ["--master_port", str(20_000 + os.getpid() % 20_000)]
+    process = subprocess.Popen([*TORCHRUN, *port, "-m", "route_transport.training", "--preset", "smoke", "--steps", "20000", "--quiet", "--out", str(tmp_path / "r")],
+                               env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    until = time.time() + 120
+    while time.time() < until and len(lines(tmp_path / "r")) < 2: time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=90)
+    step = newest_checkpoint(tmp_path / "r")
+    assert process.returncode and step >= 20 and f"stopped by SIGTERM after step {step}, which is saved" in err
