@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from .controls import ALiBi, Control
 from .documents import Documents
-from .pruning import attend_decayed
+from .pruning import attend_decayed, forgotten_keys
 from .transport import CARRIES, Frames
 from .utils import check_choice, check_that
 
@@ -92,8 +92,9 @@ def attend(q: Tensor,              # `[B, H, Tq, D]`, the last Tq of Tk position
     plain = control is None and documents is None
     if plain and Tq == Tk: return _kernel(q, k, v, is_causal=True)
     if plain and Tq == 1: return _kernel(q, k, v)
-    if documents is None and Tq >= LONG and (decay := control and control.decay(Tk, marks, q.device)) is not None:
-        with torch.autocast(q.device.type, enabled=False): return attend_decayed(*_cast(q, k, v), decay)
+    proves = documents is None and control is not None and not torch.compiler.is_compiling() and Tq >= LONG   # a proof looks at numbers, a compiled graph cannot
+    if proves and (decay := control.decay(Tk, marks, q.device)) is not None:
+        with torch.autocast(q.device.type, enabled=False): return attend_decayed(*_cast(q, k, v), decay, tol=torch.finfo(torch.promote_types(q.dtype, torch.float32)).eps/4)
     bias, first = batch_bias(control, documents), None if documents is None else documents.first().amin(0).tolist()
     at, relative = torch.arange(Tk, device=q.device), documents is None and (control is None or control.relative)
     if relative: strip = bias(at[-min(block, Tq):, None], at[_in_sight(Tk - min(block, Tq), Tk, control, None)[1]:][None])
@@ -121,8 +122,9 @@ def _check_shapes(q, k, v, documents, block):
 # %% ../nbs/04_attention.ipynb #8dba4209
 class KVCache:
     "What one layer keeps of the tokens so far."
-    def __init__(self):
-        self.length, self.route, self._kept = 0, None, [None, None, None]     # keys, values, marks, with room for more
+    def __init__(self, bounded: bool=False): # whether to let go what no query to come can feel
+        self.length, self.route, self._kept = 0, None, [None, None, None]     # tokens kept; keys, values, marks, with room for more
+        self.bounded, self.gone, self._looked = bounded, 0, 0                 # tokens let go
 
     def _of(self, at): return None if self._kept[at] is None else self._kept[at][:, :, :self.length]
     keys, values, marks = (property(lambda self, at=at: self._of(at)) for at in range(3))   # `[B, Hk, length, D]`, `[B, H or 1, length]`
@@ -138,6 +140,20 @@ class KVCache:
         return self.keys, self.values, self.marks
 
     def replace_keys(self, keys): self._kept[0] = keys
+
+    def let_go(self, control: Control,   # of these tokens, or None
+               query_bound,              # Q ≥ ‖q‖ of every query to come, H numbers
+               every: int=64):           # tokens between two looks
+        "Forget the oldest tokens that no query to come can feel, but for a window's sinks."
+        if not self.bounded or control is None or self.length - self._looked < every: return
+        if control.reach is not None: n = self.length - control.sinks - control.reach
+        elif (decay := control.decay(self.length, self.marks, self.keys.device)) is not None: n = min(forgotten_keys(self.keys, decay, query_bound))
+        else: n = 0
+        if n > 0:
+            rest = slice(control.sinks + n, self.length)
+            self._kept = [None if t is None else torch.cat([t[:, :, :control.sinks], t[:, :, rest]], 2) for t in self._kept]
+            self.length, self.gone = self.length - n, self.gone + n
+        self._looked = self.length
 
 def _appended(buffer, n, new): # [B, Hk, room, ...], of which n are used
     if torch.is_grad_enabled() and (new.requires_grad or buffer is not None and buffer.requires_grad):

@@ -18,6 +18,7 @@ from .attention import KVCache, transported_attention
 from .controls import CONTROLS, Control
 from .documents import Documents, documents_from_mask
 from .own import control_class, is_own, make_checked, transport_class
+from .pruning import query_norm_bound
 from .transport import TRANSPORTS, HeadShape, Transport
 from .utils import check_choice, check_that
 
@@ -99,6 +100,10 @@ class CausalSelfAttention(nn.Module):
         y = transported_attention(q, k, v, frames, self.carry, self.control, all_documents, marks, cache)   # [B, H, T, D]
         return self.out(rearrange(y, "b h t d -> b t (h d)"))
 
+    def query_bound(self, gain): # Q ≥ ‖q‖ for any input with root mean square 1 times this gain, H numbers
+        rows = self.heads[0]*(self.qkv.out_features//sum(self.heads))
+        return query_norm_bound(self.qkv.weight[:rows], self.heads[0], self.qkv.bias[:rows], gain)
+
     def _split(self, t): return t.split([h*(t.shape[-1]//sum(self.heads)) for h in self.heads], -1)
 
 class MLP(nn.Sequential):
@@ -116,22 +121,29 @@ class Block(nn.Module):
 
     def forward(self, x, tokens, frames=None, documents=None, cache=None):
         x = x + self.attention(self.norm1(x), tokens, frames, documents, cache)
+        if cache is not None and cache.bounded: cache.let_go(self.attention.control, self.query_bound(cache))
         return x + self.mlp(self.norm2(x))
+
+    def query_bound(self, cache): # once for each cache: the weights do not change while it lives
+        if not hasattr(cache, "query_bound"): cache.query_bound = self.attention.query_bound(self.norm1.weight)
+        return cache.query_bound
 
 # %% ../nbs/05_model.ipynb #cc5a0d92
 class Cache:
     "What a model keeps of the tokens so far, to go on from there."
-    def __init__(self, n_layers: int):
-        self.layers, self.route, self.documents = [KVCache() for _ in range(n_layers)], None, None
+    def __init__(self, n_layers: int,
+                 bounded: bool=False):   # let go of keys that no query to come can feel; for one document a row
+        self.layers, self.route, self.documents = [KVCache(bounded) for _ in range(n_layers)], None, None
 
     @property
-    def length(self): return self.layers[0].length   # tokens so far
+    def length(self): return self.layers[0].length + self.layers[0].gone   # tokens so far
 
     def joined_by(self, n: int, documents: Documents=None) -> tuple: # documents of the next n tokens; of all: or None
         "Note the documents of the next tokens. Where nothing is said, they go on with the last."
         check_that(documents is None or self.documents is not None or self.length == 0, "documents", "documents",
                    "None: the tokens before these were one document a row")
         if self.documents is not None and documents is None: documents = self.documents.then(n)
+        check_that(documents is None or not self.layers[0].bounded, "bounded", True, "False where rows are packed or padded")
         if documents is not None: self.documents = documents if self.documents is None else self.documents.followed_by(documents)
         return None if documents is None else (documents, self.documents)
 
@@ -183,9 +195,9 @@ class GPT(nn.Module):
         "Logits of the next token after each of these."
         return F.linear(self.hidden(tokens, documents, cache), self.embed.weight)
 
-    def new_cache(self) -> Cache:
+    def new_cache(self, bounded: bool=False) -> Cache: # bounded: let go of keys that provably no query to come can feel
         "A cache to read tokens into: `model(tokens, cache=cache)`."
-        return Cache(len(self.blocks))
+        return Cache(len(self.blocks), bounded)
 
 # %% ../nbs/05_model.ipynb #81c7743c
 def _token_losses(self: GPT,
@@ -227,6 +239,7 @@ def _stream(self: GPT,
             max_new_tokens: int,
             temperature: float=1., top_k: int=None, top_p: float=None, # see `next_ids`
             seed: int=None,         # the draws are a function of it; None: of chance
+            bounded: bool=False,    # let go of keys that no query to come can feel: see `KVCache`
             stop_at: int=None,      # id that ends a row, for example the end of a document
             n_ids: int=None,        # ids from here on are never drawn; None: the vocabulary's size
            ):                       # yields ids, int64 `[B]`, one tensor a step
@@ -236,7 +249,7 @@ def _stream(self: GPT,
     n_ids = self.config.vocab_size if n_ids is None else n_ids
     check_that(1 <= n_ids <= self.config.vocab_size, "n_ids", n_ids, f"from 1 to the vocabulary's {self.config.vocab_size}")
     g = None if seed is None else torch.Generator().manual_seed(seed)
-    cache, done = self.new_cache(), torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
+    cache, done = self.new_cache(bounded), torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
     for _ in range(max_new_tokens):
         h = self.hidden(tokens, documents, cache)[:, -1]
         ids = next_ids(F.linear(h, self.embed.weight)[:, :n_ids], temperature, top_k, top_p, g)

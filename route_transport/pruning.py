@@ -33,11 +33,15 @@ def gate_decay(log_gates: Tensor, # ln f_t ≤ 0, `[B, H, Tk]`
 
 # %% ../nbs/03b_pruning.ipynb #9cee1249
 def _as_measured(q, k):
-    "float64 queries, and keys without their mean, one head of keys for each head of queries."
+    "Queries, and keys without their mean, one head of keys for each head of queries; float32 or float64."
     check_that(q.shape[-1] == k.shape[-1] and q.shape[0] == k.shape[0] and q.shape[1] % k.shape[1] == 0 and 1 <= q.shape[2] <= k.shape[2],
                "(q, k) shapes", (tuple(q.shape), tuple(k.shape)), "[B, H, Tq, D], [B, H or a divisor of H, Tk, D] with 1 ≤ Tq ≤ Tk")
-    k = k.detach().double()
-    return q.detach().double() / math.sqrt(q.shape[-1]), (k - k.mean(-2, keepdim=True)).repeat_interleave(q.shape[1]//k.shape[1], 1)
+    dtype, group = torch.promote_types(torch.promote_types(q.dtype, k.dtype), torch.float32), q.shape[1]//k.shape[1]
+    q, k = q.detach().to(dtype), k.detach().to(dtype)
+    k = k - k.mean(-2, keepdim=True)
+    return q, k if group == 1 else k.repeat_interleave(group, 1)
+
+def _rounding(q): return 8*(q.shape[-1] + 4)*torch.finfo(q.dtype).eps   # of a dot product or norm, relative to the product of norms
 
 def _check_decay(decay, q, k):
     check_that(decay.ndim == 3 and decay.shape[0] in (1, q.shape[0]) and decay.shape[1:] == (q.shape[1], k.shape[2]), "decay.shape", tuple(decay.shape),
@@ -45,17 +49,17 @@ def _check_decay(decay, q, k):
     check_that(bool(decay.isfinite().all() and (decay.diff(dim=-1) >= 0).all()), "decay", "one", "finite, and never falling from one key to the next")
     return decay.detach().double()
 
-def log_floor(q: Tensor,     # `[B, H, Tq, D]` / √D, the last Tq of Tk positions, float64
-              k: Tensor,     # `[B, H, Tk, D]`, float64
+def log_floor(q: Tensor,     # `[B, H, Tq, D]`, the last Tq of Tk positions
+              k: Tensor,     # `[B, H, Tk, D]`
               decay: Tensor, # a, `[B or 1, H, Tk]`
               near: int=8,   # w, keys before the query's own
-             ) -> Tensor:    # F, `[B, H, Tq]`
+             ) -> Tensor:    # F, float64 `[B, H, Tq]`
     "F_i = ln Σ_{δ≤w} e^{s_{i,i−δ}} ≤ ln Z_i."
     Tq, Tk, floor = q.shape[-2], k.shape[-2], None
     for d in range(min(near, Tk - 1) + 1):
         r = max(0, d - (Tk - Tq))                                  # the first row with a key so far back
         j = slice(Tk - Tq + r - d, Tk - d)
-        s = (q[..., r:, :] * k[..., j, :]).sum(-1) - (decay[..., Tk - Tq + r:] - decay[..., j])
+        s = (q[..., r:, :] * k[..., j, :]).sum(-1).double() / math.sqrt(q.shape[-1]) - (decay[..., Tk - Tq + r:] - decay[..., j])
         floor = s if d == 0 else torch.cat([floor[..., :r], torch.logaddexp(floor[..., r:], s)], -1)
     return floor
 
@@ -69,9 +73,10 @@ def first_keys(q: Tensor,       # `[B, H, Tq, D]`, the last Tq of Tk positions
     "The largest n for which the keys 0 … n−1 provably hold at most ε of each query's weight."
     check_that(0 < tol < 1, "tol", tol, "strictly between 0 and 1")
     decay, (q, k) = _check_decay(decay, q, k), _as_measured(q, k)
-    Q = q.norm(dim=-1).amax(-1, keepdim=True)                                      # [B, H, 1]
-    L = (Q*k.norm(dim=-1) + decay).logcumsumexp(-1).contiguous()                   # [B, H, Tk]
-    level = math.log(tol) - SLACK + decay[..., k.shape[-2] - q.shape[-2]:] + log_floor(q, k, decay, near)
+    top = q.norm(dim=-1).amax(-1, keepdim=True).double()*k.norm(dim=-1) / math.sqrt(q.shape[-1])   # Q‖k_j − μ‖/√D, [B, H, Tk]
+    unsure = _rounding(q)*top.amax(-1, keepdim=True)
+    L = (top + unsure + decay).logcumsumexp(-1).contiguous()
+    level = math.log(tol) - SLACK - unsure + decay[..., k.shape[-2] - q.shape[-2]:] + log_floor(q, k, decay, near)
     n = torch.searchsorted(L, level.contiguous(), right=True)
     return n.where(level.isfinite() & L[..., -1:].isfinite(), 0)                   # a NaN proves nothing
 
@@ -88,7 +93,7 @@ def alibi_reach(q: Tensor, k: Tensor, # `[B, H, Tq, D]`, `[B, H or a divisor of 
 
 def block_first_keys(q: Tensor, k: Tensor, # `[B, H, Tq, D]`, `[B, H or a divisor of H, Tk, D]`
                      decay: Tensor,        # a, `[B or 1, H, Tk]`
-                     block: int=256,       # queries a block
+                     block: int=128,       # queries a block
                      tol: float=TOL,       # ε, weight that a query may lose
                      near: int=8,          # keys before the query's own, for the floor
                     ) -> list:             # by head, (a, b, n): the query rows a … b−1 read from key n on
@@ -143,7 +148,7 @@ def attend_decayed(q: Tensor,             # `[B, H, Tq, D]`, the last Tq of Tk p
                    k: Tensor, v: Tensor,  # `[B, H or a divisor of H, Tk, D]`
                    decay: Tensor,         # a, `[B or 1, H, Tk]`: the bias is −(a_i − a_j)
                    tol: float=TOL,        # ε, weight that a query may lose; 0 to prune nothing
-                   block: int=256,        # queries a block
+                   block: int=128,        # queries a block
                   ) -> Tensor:            # `[B, H, Tq, Dv]`
     "Causal attention with a decaying bias that reads the keys it must and no more."
     check_that(k.shape[:3] == v.shape[:3], "v.shape", tuple(v.shape), f"[B, H, Tk, Dv] with k's {tuple(k.shape[:3])}")
@@ -154,7 +159,7 @@ def attend_decayed(q: Tensor,             # `[B, H, Tq, D]`, the last Tq of Tk p
 def pruned_attend(q: Tensor, k: Tensor, v: Tensor, # as `attend_decayed`
                   slopes,          # m_h, H numbers
                   tol: float=TOL,  # ε, weight that a query may lose; 0 to prune nothing
-                  block: int=256,  # queries a block
+                  block: int=128,  # queries a block
                  ) -> Tensor:      # `[B, H, Tq, Dv]`
     "Causal attention with ALiBi that reads the keys it must and no more."
     return attend_decayed(q, k, v, alibi_decay(slopes, k.shape[-2]).to(q.device), tol, block)

@@ -76,7 +76,8 @@ def _run_missing(preset, out, systems, seeds, workers, store, changes, execution
         def tick(running):
             state = {n: run_progress(folder, budget.steps) for n, folder in folders.items()}
             bar.n = round(sum(share for share, _ in state.values()), 3)
-            bar.set_postfix_str(", ".join(f"{n}: {state[n][1]}" for n in running))
+            bar.set_postfix_str(", ".join(f"{n}: {state[n][1]}" for n in running), refresh=False)
+            bar.update(0)   # draws once a second at most
         failed = side_by_side(jobs, workers, Path(out)/"runs"/"logs", tick) if jobs else {}
     if failed:
         logs = [Path(out)/"runs"/"logs"/f"{n.replace('/', '-')}.log" for n in failed]
