@@ -67,13 +67,11 @@ def _turn_halves(x, cos, sin):
 class _Turn(torch.autograd.Function):
     "y = R(θ) x; the gradients are R(−θ) g for x, and y_a g_b − y_b g_a for θ, since dR/dθ is a further quarter turn."
     @staticmethod
-    def forward(x, phase, cos, sin): return _turn_halves(x, cos, sin)
-
-    @staticmethod
-    def setup_context(ctx, inputs, y):
-        x, phase, cos, sin = inputs
+    def forward(ctx, x, phase, cos, sin):
+        y = _turn_halves(x, cos, sin)
         ctx.save_for_backward(y, cos, sin)
         ctx.x_shape, ctx.phase_shape, ctx.phase_dtype = x.shape, phase.shape, phase.dtype
+        return y
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -88,8 +86,8 @@ class _Turn(torch.autograd.Function):
 def _turn(x: Tensor, phase: Tensor, cos: Tensor, sin: Tensor):
     "R(phase) x, given the phase's cosine and sine, which are cast last."
     if not torch.compiler.is_compiling():
-        turn = _Turn.apply if torch.is_grad_enabled() else _Turn.forward
-        return turn(x, phase, cos.to(x.dtype), sin.to(x.dtype))
+        cos, sin = cos.to(x.dtype), sin.to(x.dtype)
+        return _Turn.apply(x, phase, cos, sin) if torch.is_grad_enabled() else _turn_halves(x, cos, sin)
     (a, b), cos, sin = x.chunk(2, -1), phase.cos().to(x.dtype), phase.sin().to(x.dtype)   # a compiler fuses the plain formula
     return torch.cat([a*cos - b*sin, a*sin + b*cos], -1)
 
@@ -145,19 +143,20 @@ def _until(rest, first):           # sums from each token to the end, `[B, H, T,
     return rest - F.pad(rest, (0, 0, 0, 1)).gather(-2, after[:, None, :, None].expand_as(rest))
 
 # %% ../nbs/00_transport.ipynb #cae5dc40
+def _accumulated(angle, start, first):
+    turns = to_turns(angle).cumsum(-2) + start
+    if first is not None: turns = _since(turns, start, first)
+    phase = to_phase(turns, torch.promote_types(angle.dtype, torch.float32))
+    return phase.add_(0*angle), turns[..., -1:, :]
+
 class _Accumulate(torch.autograd.Function):
     "Θ = start + running sum of θ, exact on the circle; its gradient is the running sum from the end."
     @staticmethod
-    def forward(angle, start, first):
-        turns = to_turns(angle).cumsum(-2) + start
-        if first is not None: turns = _since(turns, start, first)
-        phase = to_phase(turns, torch.promote_types(angle.dtype, torch.float32))
-        return phase.add_(0*angle), turns[..., -1:, :]
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.dtype, ctx.first = inputs[0].dtype, inputs[2]
-        ctx.mark_non_differentiable(output[1])
+    def forward(ctx, angle, start, first):
+        phase, end = _accumulated(angle, start, first)
+        ctx.dtype, ctx.first = angle.dtype, first
+        ctx.mark_non_differentiable(end)
+        return phase, end
 
     @staticmethod
     def backward(ctx, grad, _):
@@ -172,7 +171,7 @@ def accumulate(angle: Tensor,       # step angles θ, `[..., T, n]` rad
     "Θ_t = start + Σ_{s≤t} θ_s, wrapped, exact to 2⁻⁴⁵ turn a step whatever the order of summation."
     if start is None: start = torch.zeros((), dtype=torch.int64, device=angle.device)
     if first is not None: angle = angle.expand(max(len(angle), len(first)), -1, -1, -1)
-    return (_Accumulate.apply if torch.is_grad_enabled() else _Accumulate.forward)(angle, start, first)
+    return (_Accumulate.apply if torch.is_grad_enabled() else _accumulated)(angle, start, first)
 
 # %% ../nbs/00_transport.ipynb #6476975a
 class RouteState(NamedTuple):
