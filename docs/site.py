@@ -204,7 +204,7 @@ def converted(chapter, pages, symbols):
             alt = "; ".join(re.findall(r'title=r?f?"([^"]+)"', text)) or "; ".join(re.findall(r"(\w+)_figure\(", text)) or "Figure"   # for those who cannot see it
             if text: cells.append(nbformat.v4.new_code_cell(text, outputs=[nbformat.from_dict(o) for o in cell.get("outputs", [])],
                                                             metadata=dict(tags=tags, mystnb=dict(image=dict(alt=alt)))))
-    return nbformat.v4.new_notebook(cells=cells, metadata=dict(kernelspec=dict(name="python3", display_name="Python 3", language="python"), language_info=dict(name="python")))
+    return nbformat.v4.new_notebook(cells=cells, metadata=dict(kernelspec=dict(name="python3", display_name="Python 3", language="python"), language_info=dict(name="python", pygments_lexer="ipython3")))
 
 def toctree(chapters):
     "The navigation: parts in reading order, as hidden cells at the end of the front page."
