@@ -28,7 +28,11 @@ def get_encoding(name: str,              # one of `ENCODINGS`
                 ) -> "tiktoken.Encoding":
     "The encoding called `name`; its `eot_token` ends every document."
     import tiktoken
-    if check_choice("encoding", name, ENCODINGS) == "gpt2": return tiktoken.get_encoding("gpt2")
+    if check_choice("encoding", name, ENCODINGS) == "gpt2":
+        try: return tiktoken.get_encoding("gpt2")
+        except OSError as e:
+            raise OSError(f"tiktoken could not fetch GPT-2's files ({type(e).__name__}): without a network, lay them out with "
+                          "route_transport.data.give_gpt2_files and set TIKTOKEN_CACHE_DIR") from e
     return tiktoken.Encoding("bytes", pat_str=r"(?s:.){1,64}", mergeable_ranks={bytes([i]): i for i in range(256)},
                              special_tokens={"<|endoftext|>": 256})
 
