@@ -23,7 +23,7 @@ setup(
     python_requires=f">={cfg['min_python']}",
     packages=find_packages(include=[cfg["lib_path"], cfg["lib_path"] + ".*"]),
     install_requires=cfg["requirements"].split(),
-    extras_require={"dev": cfg["dev_requirements"].split()},
+    extras_require={key.removesuffix("_requirements"): cfg[key].split() for key in cfg if key.endswith("_requirements")},
     entry_points={"console_scripts": scripts, "nbdev": [f"{cfg['lib_path']}={cfg['lib_path']}._modidx:d"]},
     classifiers=["Development Status :: 3 - Alpha", "Intended Audience :: Science/Research",
                  "Programming Language :: Python :: 3", "Topic :: Scientific/Engineering :: Artificial Intelligence"],

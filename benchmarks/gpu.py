@@ -15,7 +15,8 @@ import argparse, gc, os, platform, sysconfig, time
 from dataclasses import replace
 from pathlib import Path
 import numpy as np, torch
-from route_transport.attention import make_control, transported_attention
+from route_transport.attention import transported_attention
+from route_transport.controls import make_control
 from route_transport.data import Blocks, python_files, read_text, sent, split_documents
 from route_transport.execution import Alone, Execution, adapt
 from route_transport.extrapolation import evaluate
@@ -35,9 +36,9 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05}   # of the largest numbe
 
 def steps_of(transport, x, tokens):
     "The steps M_t as float64 matrices `[B or 1, H or 1, T, D, D]`, from what the transport says of each token alone."
-    if isinstance(transport, Rotation): return rotation_matrix(transport.angles(x, tokens, 0).double())
+    if isinstance(transport, Rotation): return rotation_matrix(transport.angles(x, tokens, torch.arange(tokens.shape[-1], device=tokens.device)[None]).double())
     if isinstance(transport, Householder):
-        w = transport.axes(x, tokens, 0).double().unflatten(-1, (transport.n_heads, transport.reflections, -1))
+        w = transport.axes(x, tokens, torch.arange(tokens.shape[-1], device=tokens.device)[None]).double().unflatten(-1, (transport.n_heads, transport.reflections, -1))
         return reflection_steps((paired(w, transport.spread) if transport.spread else w).transpose(1, 2))
     if isinstance(transport, PaTH):
         frames = transport.frames(x, tokens)
@@ -55,14 +56,14 @@ def problem(system, T, dtype=torch.float64, device="cpu"):
     x, qkv = torch.randn(2, T, H*HEAD_DIM, generator=g), torch.randn(3, 2, H, T, HEAD_DIM, generator=g)
     tokens = torch.randint(0, 257, (2, T), generator=g)
     qkv = [t.to(device, dtype).requires_grad_() for t in qkv]
-    return transport.to(device, dtype if dtype == torch.float64 else None), make_control(parts["control"], H), parts["carry"], x.to(device, dtype if dtype == torch.float64 else None), tokens.to(device), qkv
+    return transport.to(device, dtype if dtype == torch.float64 else None), make_control(parts["control"], HeadShape(H, HEAD_DIM, H*HEAD_DIM, 257, T)), parts["carry"], x.to(device, dtype if dtype == torch.float64 else None), tokens.to(device), qkv
 
 
 def answer(system, T, dtype, device):
     "The fast path's output and the gradients of q, k, v, in float64 on the CPU."
     transport, control, carry, x, tokens, qkv = problem(system, T, dtype, device)
     if control is not None: control.to(device)
-    y = transported_attention(*qkv, transport.frames(x, tokens), carry, control)
+    y = transported_attention(*qkv, transport.frames(x, tokens), carry, control, marks=control and control.marks(x))
     y.float().square().sum().backward()
     return [t.detach().double().cpu() for t in (y, *(t.grad for t in qkv))]
 
@@ -72,7 +73,7 @@ def oracle(system, T):
     transport, control, carry, x, tokens, qkv = problem(system, T)
     with torch.no_grad():
         at = torch.arange(T)
-        bias = None if control is None else control.bias(at[:, None], at[None]).double()
+        bias = None if control is None else control.bias(at[None, None, :, None], at[None, None, None]).double()
         return route_ref(*qkv, steps_of(transport, x, tokens), carry, bias)
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from fastcore.script import call_parse
-from route_transport.attention import make_control, transported_attention
+from route_transport.attention import transported_attention
+from route_transport.controls import make_control
 from route_transport.model import parse_system
 from route_transport.transport import HeadShape, make_transport
 from route_transport.utils import check_choice, write_json
@@ -31,7 +32,7 @@ def make_run(system: str, T: int, mode: str):
     if system == "plain": attend = lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True)
     else:
         parts = parse_system(system)
-        transport, control = make_transport(parts["transport"], HeadShape(HEADS, HEAD_DIM, width, 257, 512)), make_control(parts["control"], HEADS)
+        transport, control = make_transport(parts["transport"], HeadShape(HEADS, HEAD_DIM, width, 257, 512)), make_control(parts["control"], HeadShape(HEADS, HEAD_DIM, width, 257, 512))
         attend = lambda: transported_attention(q, k, v, transport.frames(x, tokens), parts["carry"], control)
 
     def run():

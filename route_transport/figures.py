@@ -71,7 +71,8 @@ def markdown_text(results: dict) -> str:
 STYLES = {"rope": ("red", 0, 0), "nope": ("grey", 2, 7), "random-qk": ("sky", 1, 1), "random-qkv": ("blue", 0, 2), "learned-qk": ("orange", 1, 4),
           "learned-qkv": ("purple", 0, 5), "alibi": ("black", 3, 3), "random-qkv+alibi": ("green", 4, 8), "learned-qkv+alibi": ("green", 0, 6),
           "random-reflections-qk": ("sky", 2, 9), "random-reflections-qkv": ("blue", 2, 8), "reflections-qk": ("orange", 2, 3),
-          "reflections-qkv": ("purple", 2, 1), "path": ("red", 1, 6)}
+          "reflections-qkv": ("purple", 2, 1), "path": ("brown", 1, 6), "rope+interpolation": ("red", 2, 1), "rope+ntk": ("red", 3, 2),
+          "rope+yarn": ("red", 4, 4), "rope+window": ("red", 5, 3), "rope+loglength": ("red", 1, 7)}
 
 def system_style(system: str) -> dict:
     "Colour, dash and marker of a system, the same in every figure."

@@ -13,7 +13,7 @@ from .utils import check_that, written_whole
 
 # %% ../nbs/00b_plotting.ipynb #3354f9cf
 COLOURS = dict(black="#000000", orange="#E69F00", sky="#56B4E9", green="#009E73",
-               blue="#0072B2", red="#D55E00", purple="#CC79A7", grey="#777777")
+               blue="#0072B2", red="#D55E00", purple="#CC79A7", grey="#777777", brown="#7A4B1D")
 DASHES = ["-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5)), (0, (8, 2)), (0, (3, 1.2))]
 MARKERS = ["o", "s", "^", "D", "v", "P", "X", "*", "<", ">"]
 

@@ -11,7 +11,7 @@ from abc import abstractmethod
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from .transport import TRANSPORTS, Frames, RouteState, Transport, fresh_by_position, seeded_normal
+from .transport import TRANSPORTS, Frames, RouteState, Transport, drawn_at, seeded_normal, token_positions
 from .utils import check_choice, check_that
 
 # %% ../nbs/00c_reflections.ipynb #0e96041b
@@ -110,11 +110,12 @@ class _Carry(torch.autograd.Function):
 # %% ../nbs/00c_reflections.ipynb #1298e5df
 class ReflectionFrames(Frames):
     "C_t = M_t … M_1 C_0, the steps products of reflections."
+    shared = False
     def __init__(self, axes: Tensor,           # w, `[B or 1, H, T, r, D]`, float32 or float64
                  start: RouteState=None,       # state after the tokens before these; None at the beginning
                  chunk: int=32):               # tokens a chunk
         Bx, H, T, r, D = axes.shape
-        begin, frame = start or (0, torch.eye(D, dtype=torch.float64, device=axes.device).expand(Bx, H, D, D))
+        begin, frame = start[:2] if start else (0, torch.eye(D, dtype=torch.float64, device=axes.device).expand(Bx, H, D, D))
         self.T, self.c = T, min(chunk, T)
         with torch.autocast(axes.device.type, enabled=False):
             self.W = self._chunks(axes.flatten(3)).unflatten(-1, (r, D)).flatten(3, 4).contiguous()   # [B, H, N, c·r, D]
@@ -152,12 +153,12 @@ class Householder(Transport):
         self.n_heads, self.head_dim, self.reflections, self.spread, self.chunk = n_heads, head_dim, reflections, spread, chunk
 
     @abstractmethod
-    def axes(self, x: Tensor, tokens: Tensor, begin: int) -> Tensor:
-        "Axes `[B or 1, T, H·r·D]`, float32 or float64; `begin` is the first token's position."
+    def axes(self, x: Tensor, tokens: Tensor, positions: Tensor) -> Tensor:
+        "Axes `[B or 1, T, H·r·D]`, float32 or float64; `positions` in the document, int64 `[B or 1, T]`."
 
-    def frames(self, x, tokens, start=None):
+    def frames(self, x, tokens, start=None, documents=None):
         with torch.autocast(x.device.type, enabled=False):
-            w = self.axes(x, tokens, start.length if start else 0).unflatten(-1, (self.n_heads, self.reflections, -1))
+            w = self.axes(x, tokens, token_positions(tokens, start, documents)).unflatten(-1, (self.n_heads, self.reflections, -1))
             if self.spread: w = paired(w, self.spread)
         return ReflectionFrames(w.transpose(1, 2), start, self.chunk)      # [B, T, H, r, D] → [B, H, T, r, D]
 
@@ -181,10 +182,10 @@ class RandomReflections(Householder):
 
     def _draw(self, seed, n): return seeded_normal(seed, n, self.n_heads*self.reflections*self.head_dim).clamp(-7.9, 7.9)
 
-    def axes(self, x, tokens, begin):
+    def axes(self, x, tokens, positions):
         dtype = torch.promote_types(x.dtype, torch.float32)
         if self.by == "token": return self.table[tokens].to(dtype) / 2**12
-        return fresh_by_position(self._draw, self.seed, begin, begin + tokens.shape[-1])[None].to(x.device, dtype)
+        return drawn_at(self._draw, self.seed, positions).to(dtype)
 
     @classmethod
     def for_heads(cls, shape, **options): return cls(shape.n_heads, shape.head_dim, shape.vocab_size, **options)
@@ -203,7 +204,7 @@ class Reflections(Householder):
 
     def reset_parameters(self): nn.init.normal_(self.weight, std=len(self.weight)**-0.5)
 
-    def axes(self, x, tokens, begin):
+    def axes(self, x, tokens, positions):
         dtype = torch.promote_types(self.weight.dtype, torch.float32)
         return x.to(dtype) @ self.weight.to(dtype)                         # [B, T, H·r·D]
 

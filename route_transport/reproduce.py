@@ -6,7 +6,7 @@
 __all__ = ['run_folder', 'train_and_evaluate', 'run_progress', 'gather', 'reproduce', 'rt_reproduce']
 
 # %% ../nbs/11_reproduce.ipynb #e10401f4
-import json, os, time
+import json, os, re, time
 from dataclasses import asdict, replace
 from pathlib import Path
 from tqdm import tqdm
@@ -14,25 +14,27 @@ from .data import call_parse, either_dash, prepare
 from .execution import Execution
 from .extrapolation import EVALUATIONS, evaluate_run
 from .model import GPT, GPTConfig, PAPER_SYSTEMS, SYSTEMS, count_parameters, system_config
+from .remedies import evaluate_remedies, evaluations, is_evaluated
 from .training import BUDGETS, changed, claim_run, die_with_parent, fit, model_for, run_config, side_by_side, versions
 from .utils import check_choice, check_that, read_json, refuses_in_words, write_json
 
 # %% ../nbs/11_reproduce.ipynb #e084433d
 def run_folder(out, system: str, seed: int) -> Path:
-    "Where a run of the comparison lives."
-    return Path(out)/"runs"/system/f"seed{seed}"
+    "Where a run of the comparison lives; a name's slashes and colons (`path.py:ClassName`) do not make folders."
+    return Path(out)/"runs"/re.sub(r"[^\w.+-]+", "_", system)/f"seed{seed}"
 
 def _plan(preset, **changes):
     "Budget and evaluation of a preset, with those changes that are not None."
     return changed(BUDGETS[check_choice("preset", preset, BUDGETS)], **changes), EVALUATIONS[preset]
 
 def train_and_evaluate(system: str, seed: int, preset: str, out: str, execution: dict={}, **changes):
-    "Make one run complete: `train.json`, then `eval.json`."
+    "Make one run complete: `train.json`, a trained RoPE's remedies, then `eval.json`."
     die_with_parent()
     execution = Execution(**execution)
     budget, plan = _plan(preset, **changes)
     store = prepare(budget.corpus, budget.encoding)
     run = fit(model_for(preset, system, budget), replace(budget, seed=seed), run_folder(out, system, seed), store, execution, progress=False)
+    if system == "rope": evaluate_remedies(run, **plan, store=store, execution=execution)
     if not (run/"eval.json").exists(): evaluate_run(run, **plan, store=store, execution=execution)
 
 # %% ../nbs/11_reproduce.ipynb #09fd4354
@@ -51,9 +53,9 @@ def gather(preset: str, out, systems, seeds, store, wall_seconds: float) -> dict
     for system in systems:
         for seed in seeds:
             run = run_folder(out, system, seed)
-            train, result = read_json(run/"train.json"), read_json(run/"eval.json")
             config = read_json(run/"config.json")
-            runs.append(dict(system=system, seed=seed, parameters=count_parameters(GPT(GPTConfig(**config["model"]))), train=train, eval=result))
+            parameters, train = count_parameters(GPT(GPTConfig(**config["model"]))), read_json(run/"train.json")
+            runs += [dict(system=row, seed=seed, parameters=parameters, train=train, eval=numbers) for row, numbers in evaluations(run, system).items()]
     shape = {k: v for k, v in config["model"].items() if k not in ("transport", "carry", "control")}
     budget = {k: v for k, v in config["train"].items() if k != "seed"}
     return dict(preset=preset, systems=list(systems), seeds=list(seeds), model=shape, train=budget, evaluation=EVALUATIONS[preset],
@@ -67,20 +69,22 @@ def _run_missing(preset, out, systems, seeds, workers, store, changes, execution
         for seed in seeds: claim_run(run_folder(out, system, seed), run_config(model_for(preset, system, budget), replace(budget, seed=seed), store, execution.dtype))
     code = "import json, sys; from route_transport.reproduce import train_and_evaluate as t; t(**json.loads(sys.argv[1]))"
     names = {f"{system}/seed{seed}": dict(system=system, seed=seed, preset=preset, out=str(out), execution=asdict(execution), **changes) for seed in seeds for system in systems}
-    jobs = {n: ["-c", code, json.dumps(a)] for n, a in names.items() if not (Path(out)/"runs"/n/"eval.json").exists()}
+    folders = {n: run_folder(out, a["system"], a["seed"]) for n, a in names.items()}
+    jobs = {n: ["-c", code, json.dumps(a)] for n, a in names.items() if not is_evaluated(folders[n], a["system"])}
     begin = time.time()
     with tqdm(total=len(names), bar_format="{percentage:3.0f}% of {total} runs [{elapsed}<{remaining}] {postfix}", mininterval=1) as bar:
         def tick(running):
-            state = {n: run_progress(Path(out)/"runs"/n, budget.steps) for n in names}
+            state = {n: run_progress(folder, budget.steps) for n, folder in folders.items()}
             bar.n = round(sum(share for share, _ in state.values()), 3)
-            bar.set_postfix_str(", ".join(f"{n}: {state[n][1]}" for n in running))
+            bar.set_postfix_str(", ".join(f"{n}: {state[n][1]}" for n in running), refresh=False)
+            bar.update(0)   # draws once a second at most
         failed = side_by_side(jobs, workers, Path(out)/"runs"/"logs", tick) if jobs else {}
     if failed:
         logs = [Path(out)/"runs"/"logs"/f"{n.replace('/', '-')}.log" for n in failed]
         raise RuntimeError("\n".join(f"{n} failed, see {log}:\n" + "\n".join(log.read_text().splitlines()[-5:]) for n, log in zip(failed, logs)))
     return time.time() - begin if jobs else 0.0
 
-def reproduce(preset: str="tiny", systems=PAPER_SYSTEMS, seeds=(0, 1), out=None, workers: int=None,
+def reproduce(preset: str="tiny", systems=SYSTEMS, seeds=(0, 1), out=None, workers: int=None,
               execution: Execution=Execution(), **changes) -> dict:
     "Train and evaluate every system and seed, write results.json, tables and figures into `out`."
     from route_transport.figures import draw_all   # here, so that the children need not load Matplotlib
@@ -107,7 +111,8 @@ def reproduce(preset: str="tiny", systems=PAPER_SYSTEMS, seeds=(0, 1), out=None,
 @refuses_in_words
 def rt_reproduce(
     preset: str="tiny",   # shape, budget and evaluation: smoke (seconds), tiny (a quarter of an hour), small (hours), paper
-    systems: str="paper", # paper: its rows and their combinations; all: with reflections and PaTH; or transport[-carry][+control], comma-separated
+    systems: str="all",   # all; paper: its rows and their combinations, without reflections and PaTH; or names, comma-separated:
+                          # transport[-carry][+control], either of them also path.py:ClassName of a class of yours
     seeds: str="0,1",     # comma-separated
     out: str=None,        # folder for results, tables and figures, runs/ below it; default paper_figs/PRESET
     workers: int=0,       # runs at once, one thread each; 0: as many as there are cores, one at a time on a GPU

@@ -142,12 +142,16 @@ def run_config(model_config: GPTConfig, config: TrainConfig, store, precision: s
     "All that a run's numbers depend on, as its `config.json` has it."
     return dict(model=asdict(model_config), train=asdict(config), data=store.meta["fingerprint"], **({} if precision == "float32" else {"precision": precision}))
 
+def _completed(config): # an option that was not there yet when the run began had its default
+    defaults = dict(model=asdict(GPTConfig()), train=asdict(TrainConfig()))
+    return {"precision": "float32", **config, **{part: {**defaults[part], **config[part]} for part in defaults if part in config}}
+
 def claim_run(out, config: dict) -> Path:
     "Make `out` the folder of a run with this configuration, or refuse if it is another run's."
     path = Path(out)/"config.json"
     config = json.loads(json.dumps(config))
     if path.exists():
-        differ = _differences(*({"precision": "float32", **c} for c in (read_json(path), config)))
+        differ = _differences(*map(_completed, (read_json(path), config)))
         check_that(not differ, "out", str(out), "another folder, or empty: it holds a run with another configuration (" + "; ".join(differ) + ")")
     else: write_json(path, config)
     return path.parent

@@ -4,16 +4,18 @@
 
 # %% auto #0
 __all__ = ['CARRIES', 'TURN', 'TRANSPORTS', 'route_operator', 'route_ref', 'rotate', 'rotation_matrix', 'to_turns', 'to_phase',
-           'accumulate', 'RouteState', 'Frames', 'RotationFrames', 'HeadShape', 'Transport', 'NoTransport', 'Rotation',
-           'rope_frequencies', 'RoPE', 'mixing_sigmas', 'seeded_normal', 'fresh_by_position', 'RandomRotation',
-           'LearnedRotation', 'make_transport']
+           'accumulate', 'RouteState', 'Frames', 'RotationFrames', 'HeadShape', 'Transport', 'NoTransport',
+           'token_positions', 'Rotation', 'rope_frequencies', 'RoPE', 'mixing_sigmas', 'seeded_normal',
+           'fresh_by_position', 'drawn_at', 'RandomRotation', 'LearnedRotation', 'make_transport']
 
 # %% ../nbs/00_transport.ipynb #e89d78c7
 import math
 from abc import ABC, abstractmethod
 from typing import NamedTuple
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from .documents import Documents
 from .utils import check_choice, check_that
 
 # %% ../nbs/00_transport.ipynb #e2acc791
@@ -54,7 +56,9 @@ def route_ref(q: Tensor, k: Tensor, v: Tensor, # `[B, H, T, D]`
 def _turn_halves(x, cos, sin):
     "The two rows of the matrix, written straight into the halves of the result."
     a, b = x.chunk(2, -1)
-    out = torch.empty(torch.broadcast_shapes(x.shape, (*cos.shape[:-1], 1)), dtype=x.dtype, device=x.device)
+    shape, other = x.shape, (1,)*(x.ndim - cos.ndim) + cos.shape[:-1]
+    shape = (1,)*(cos.ndim - x.ndim) + shape[:-1]                                    # broadcast by hand: in decoding it counts
+    out = torch.empty(*map(max, shape, other), x.shape[-1], dtype=x.dtype, device=x.device)
     out_a, out_b = out.chunk(2, -1)
     torch.mul(a, cos, out=out_a).addcmul_(b, sin, value=-1)
     torch.mul(a, sin, out=out_b).addcmul_(b, cos)
@@ -63,13 +67,11 @@ def _turn_halves(x, cos, sin):
 class _Turn(torch.autograd.Function):
     "y = R(θ) x; the gradients are R(−θ) g for x, and y_a g_b − y_b g_a for θ, since dR/dθ is a further quarter turn."
     @staticmethod
-    def forward(x, phase, cos, sin): return _turn_halves(x, cos, sin)
-
-    @staticmethod
-    def setup_context(ctx, inputs, y):
-        x, phase, cos, sin = inputs
+    def forward(ctx, x, phase, cos, sin):
+        y = _turn_halves(x, cos, sin)
         ctx.save_for_backward(y, cos, sin)
         ctx.x_shape, ctx.phase_shape, ctx.phase_dtype = x.shape, phase.shape, phase.dtype
+        return y
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -83,7 +85,9 @@ class _Turn(torch.autograd.Function):
 # %% ../nbs/00_transport.ipynb #e167bf01
 def _turn(x: Tensor, phase: Tensor, cos: Tensor, sin: Tensor):
     "R(phase) x, given the phase's cosine and sine, which are cast last."
-    if not torch.compiler.is_compiling(): return _Turn.apply(x, phase, cos.to(x.dtype), sin.to(x.dtype))
+    if not torch.compiler.is_compiling():
+        cos, sin = cos.to(x.dtype), sin.to(x.dtype)
+        return _Turn.apply(x, phase, cos, sin) if torch.is_grad_enabled() else _turn_halves(x, cos, sin)
     (a, b), cos, sin = x.chunk(2, -1), phase.cos().to(x.dtype), phase.sin().to(x.dtype)   # a compiler fuses the plain formula
     return torch.cat([a*cos - b*sin, a*sin + b*cos], -1)
 
@@ -125,39 +129,61 @@ def to_phase(turns: Tensor,            # int64 units of 2⁻⁴⁴ turn
     return wrapped.double().mul_(2*math.pi/TURN).to(dtype)
 
 # %% ../nbs/00_transport.ipynb #4b5d54c0
+def _since(turns, start, first):   # `[B, H, T, n]`, `[..., 1, n]`, `[B or 1, T]`
+    "Counts from the beginning of each document on; one that began earlier (first < 0) goes on from the start."
+    sums = torch.cat([start.expand_as(turns[..., :1, :]), turns], -2)                       # before token 0, 1, …
+    at = first[:, None, :, None].expand_as(turns)
+    return turns - torch.where(at < 0, 0, sums.gather(-2, at.clamp_min(0)))
+
+def _until(rest, first):           # sums from each token to the end, `[B, H, T, n]`
+    "Sums from each token to the last of its document."
+    T, at = rest.shape[-2], torch.arange(rest.shape[-2], device=rest.device)
+    begins = torch.where(first == at, at, T)                                                # [B or 1, T]
+    after = F.pad(begins, (0, 1), value=T)[:, 1:].flip(-1).cummin(-1).values.flip(-1)       # where the next document begins
+    return rest - F.pad(rest, (0, 0, 0, 1)).gather(-2, after[:, None, :, None].expand_as(rest))
+
+# %% ../nbs/00_transport.ipynb #cae5dc40
+def _accumulated(angle, start, first):
+    turns = to_turns(angle).cumsum(-2) + start
+    if first is not None: turns = _since(turns, start, first)
+    phase = to_phase(turns, torch.promote_types(angle.dtype, torch.float32))
+    return phase.add_(0*angle), turns[..., -1:, :]
+
 class _Accumulate(torch.autograd.Function):
     "Θ = start + running sum of θ, exact on the circle; its gradient is the running sum from the end."
     @staticmethod
-    def forward(angle, start):
-        turns = to_turns(angle).cumsum(-2) + start
-        phase = to_phase(turns, torch.promote_types(angle.dtype, torch.float32))
-        return phase.add_(0*angle), turns[..., -1:, :]
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.dtype = inputs[0].dtype
-        ctx.mark_non_differentiable(output[1])
+    def forward(ctx, angle, start, first):
+        phase, end = _accumulated(angle, start, first)
+        ctx.dtype, ctx.first = angle.dtype, first
+        ctx.mark_non_differentiable(end)
+        return phase, end
 
     @staticmethod
     def backward(ctx, grad, _):
-        return grad.flip(-2).cumsum(-2, dtype=torch.float64).flip(-2).to(ctx.dtype), None
+        rest = grad.flip(-2).cumsum(-2, dtype=torch.float64).flip(-2)
+        if ctx.first is not None: rest = _until(rest, ctx.first)
+        return rest.to(ctx.dtype), None, None
 
 def accumulate(angle: Tensor,       # step angles θ, `[..., T, n]` rad
                start: Tensor=None,  # count before the first token, int64 `[..., 1, n]`; None for 0
+               first: Tensor=None,  # index of the first token of each token's document, `[B or 1, T]`, θ being `[B or 1, H, T, n]`
               ) -> tuple:           # phase Θ `[..., T, n]` in (−π, π], float32 (float64 if θ is); count after the last token
     "Θ_t = start + Σ_{s≤t} θ_s, wrapped, exact to 2⁻⁴⁵ turn a step whatever the order of summation."
     if start is None: start = torch.zeros((), dtype=torch.int64, device=angle.device)
-    return _Accumulate.apply(angle, start)
+    if first is not None: angle = angle.expand(max(len(angle), len(first)), -1, -1, -1)
+    return (_Accumulate.apply if torch.is_grad_enabled() else _accumulated)(angle, start, first)
 
 # %% ../nbs/00_transport.ipynb #6476975a
 class RouteState(NamedTuple):
     "Where a route stands after some tokens: enough to continue it."
     length: int     # tokens so far
     frame: Tensor   # the last token's frame: counts `[B or 1, H or 1, 1, D/2]` for rotations, None for no transport
+    phase: Tensor = None # the phase of those counts, which have no gradient; None where no gradient is wanted
 
 class Frames:
     "The frames of no transport at all: C_t = I."
-    attend = None   # steps that have no frame bring their own `attend(q, k, v, carry, control)` instead of pull and push
+    attend = None   # steps without a frame bring their own `attend`, `carried` and `advance` instead of pull and push, see `PathFrames`
+    shared = True   # all heads have the same
     def __init__(self, state: RouteState): self.state = state
     def pull(self, x: Tensor) -> Tensor: return x   # C_tᵀ x_t, `[B, H, T, D]`
     def push(self, y: Tensor) -> Tensor: return y   # C_t y_t, `[B, H, T, D]`
@@ -165,13 +191,18 @@ class Frames:
 class RotationFrames(Frames):
     "C_t = R(Θ_t)."
     def __init__(self, phase: Tensor,      # Θ, `[B or 1, H or 1, T, D/2]` rad, float32 or float64
-                 state: RouteState=None):
+                 state: RouteState=None):       # features beyond the first D stay as they are
         super().__init__(state)
-        self.phase, self.back = phase, -phase
+        self.phase, self.back, self.shared = phase, -phase, phase.shape[1] == 1
         self.cos, self.sin = phase.detach().cos(), phase.detach().sin()
         self.minus_sin = -self.sin
-    def pull(self, x: Tensor) -> Tensor: return _turn(x, self.back, self.cos, self.minus_sin)
-    def push(self, y: Tensor) -> Tensor: return _turn(y, self.phase, self.cos, self.sin)
+    def _turned(self, x, phase, sin):
+        n = 2*phase.shape[-1]
+        check_that(n <= x.shape[-1], "x.shape[-1]", x.shape[-1], f"at least {n}, the features that turn")
+        if n == x.shape[-1]: return _turn(x, phase, self.cos, sin)
+        return torch.cat([_turn(x[..., :n], phase, self.cos, sin), x[..., n:]], -1)
+    def pull(self, x: Tensor) -> Tensor: return self._turned(x, self.back, self.minus_sin)
+    def push(self, y: Tensor) -> Tensor: return self._turned(y, self.phase, self.sin)
 
 # %% ../nbs/00_transport.ipynb #43cbf1f4
 class HeadShape(NamedTuple):
@@ -182,6 +213,13 @@ class HeadShape(NamedTuple):
     vocab_size: int
     context: int      # training length, tokens
 
+    def turned(self, rotary_dim: int=None) -> int: # the first features of a head, even; None for all
+        "How many features of a head turn."
+        if rotary_dim is None: return self.head_dim
+        check_that(isinstance(rotary_dim, int) and 2 <= rotary_dim <= self.head_dim and rotary_dim % 2 == 0, "rotary_dim", rotary_dim,
+                   f"even, from 2 to head_dim={self.head_dim}")
+        return rotary_dim
+
 class Transport(nn.Module, ABC):
     "Orthogonal steps, one a token and head, accumulated along the route."
     per_layer = False  # True where the steps depend on the layer's input or own weights; else all layers share the frames
@@ -191,6 +229,7 @@ class Transport(nn.Module, ABC):
     def frames(self, x: Tensor,                # the layer's input, `[B, T, width]`
                tokens: Tensor,                 # token ids, `[B, T]`
                start: RouteState=None,         # state after the tokens before these; None at the beginning
+               documents: Documents=None,      # of these tokens; None: one a row, without padding
               ) -> Frames:
         "The frames C_t of these tokens."
 
@@ -200,12 +239,21 @@ class Transport(nn.Module, ABC):
 
 class NoTransport(Transport):
     "C_t = I: attention without positions, except for what the causal mask tells."
-    def frames(self, x, tokens, start=None):
+    def frames(self, x, tokens, start=None, documents=None):
         return Frames(RouteState((start.length if start else 0) + tokens.shape[-1], None))
     @classmethod
     def for_heads(cls, shape, **options): return cls(**options)
 
 # %% ../nbs/00_transport.ipynb #2326895b
+def token_positions(tokens: Tensor, start: RouteState=None, documents: Documents=None) -> Tensor: # int64 `[B or 1, T]`
+    "Positions of these tokens, each in its document."
+    if documents is not None: return documents.positions
+    return (start.length if start else 0) + torch.arange(tokens.shape[-1], device=tokens.device)[None]
+
+def _only_gradient(phase, first): # zero, with the gradient of the phase before; not for documents that begin later
+    zero = phase - phase.detach()
+    return zero if first is None else zero * (first < 0)[:, None, :, None]
+
 class Rotation(Transport):
     "Block-diagonal SO(2) steps; a subclass gives their `angles`."
     def __init__(self, head_dim: int):  # width of one head, D, even
@@ -215,13 +263,15 @@ class Rotation(Transport):
         self.head_dim = head_dim
 
     @abstractmethod
-    def angles(self, x: Tensor, tokens: Tensor, begin: int) -> Tensor:
-        "Step angles θ_t in rad, `[B or 1, H or 1, T, D/2]`; `begin` is the first token's position."
+    def angles(self, x: Tensor, tokens: Tensor, positions: Tensor) -> Tensor:
+        "Step angles θ_t in rad, `[B or 1, H or 1, T, D/2]`; `positions` in the document, int64 `[B or 1, T]`."
 
-    def frames(self, x, tokens, start=None):
-        begin, count = start or (0, None)
-        phase, count = accumulate(self.angles(x, tokens, begin), count)
-        return RotationFrames(phase, RouteState(begin + tokens.shape[-1], count))
+    def frames(self, x, tokens, start=None, documents=None):
+        begin, count, before = start or (0, None, None)
+        angles, first = self.angles(x, tokens, token_positions(tokens, start, documents)), documents and documents.first()
+        phase, count = accumulate(angles, count, first)
+        if before is not None: phase = phase + _only_gradient(before, first)
+        return RotationFrames(phase, RouteState(begin + tokens.shape[-1], count, phase[..., -1:, :] if phase.requires_grad else None))
 
 # %% ../nbs/00_transport.ipynb #ead59f14
 def rope_frequencies(head_dim: int,         # D, even
@@ -239,13 +289,13 @@ class RoPE(Rotation):
         self.register_buffer("omega", torch.empty(head_dim//2, dtype=torch.int64), persistent=False)
         self.reset_parameters()
     def reset_parameters(self): self.omega.copy_(to_turns(rope_frequencies(self.head_dim, self.base)))
-    def angles(self, x, tokens, begin): return to_phase(self.omega).expand(1, 1, tokens.shape[-1], -1)
-    def frames(self, x, tokens, start=None):
-        begin, T = start.length if start else 0, tokens.shape[-1]
-        turns = (begin + 1 + torch.arange(T, device=self.omega.device))[:, None] * self.omega   # [T, D/2]
-        return RotationFrames(to_phase(turns[None, None], torch.promote_types(x.dtype, torch.float32)), RouteState(begin + T, None))
+    def angles(self, x, tokens, positions): return to_phase(self.omega).expand(1, 1, tokens.shape[-1], -1)
+    def frames(self, x, tokens, start=None, documents=None):
+        length = (start.length if start else 0) + tokens.shape[-1]
+        turns = (1 + token_positions(tokens, start, documents))[:, None, :, None] * self.omega    # [B or 1, 1, T, D/2]
+        return RotationFrames(to_phase(turns, torch.promote_types(x.dtype, torch.float32)), RouteState(length, None))
     @classmethod
-    def for_heads(cls, shape, **options): return cls(shape.head_dim, **options)
+    def for_heads(cls, shape, rotary_dim=None, **options): return cls(shape.turned(rotary_dim), **options)
 
 # %% ../nbs/00_transport.ipynb #39d442ee
 def mixing_sigmas(n_blocks: int,   # blocks a head, D/2
@@ -272,6 +322,12 @@ def fresh_by_position(draw,       # `draw(seed, n)` → `[n, ...]`
     draws = [draw((seed << 32) + c, chunk) for c in range(begin//chunk, (end - 1)//chunk + 1)]
     return torch.cat(draws)[begin % chunk:][:end - begin]
 
+def drawn_at(draw, seed: int, positions: Tensor) -> Tensor: # int64 `[B or 1, T]` → `[B or 1, T, ...]`
+    "The draws of these positions."
+    low, high = int(positions.min()), int(positions.max())
+    return fresh_by_position(draw, seed, low, high + 1).to(positions.device)[positions - low]
+
+# %% ../nbs/00_transport.ipynb #8d147665
 class RandomRotation(Rotation):
     "Frozen Gaussian step angles, independent over heads, blocks and token ids (or positions)."
     def __init__(self, n_heads: int, head_dim: int,
@@ -295,14 +351,16 @@ class RandomRotation(Rotation):
     def _draw(self, seed, n): # [n, H, D/2] rad
         return seeded_normal(seed, n, self.n_heads, self.head_dim//2) * mixing_sigmas(self.head_dim//2, *self.windows)
 
-    def angles(self, x, tokens, begin):
-        if self.by == "token": theta = to_phase(self.table[tokens].long() * 2**12)         # [B, T, H, D/2]
-        else: theta = fresh_by_position(self._draw, self.seed, begin, begin + tokens.shape[-1]).float().to(x.device)[None]   # [1, T, H, D/2]
+    def angles(self, x, tokens, positions):
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        if self.by == "token": theta = to_phase(self.table[tokens].long() * 2**12, dtype)  # [B, T, H, D/2]
+        else: theta = drawn_at(self._draw, self.seed, positions).float().to(dtype)         # [B or 1, T, H, D/2]
         return theta.transpose(1, 2)
 
     @classmethod
-    def for_heads(cls, shape, **options):
-        return cls(shape.n_heads, shape.head_dim, shape.vocab_size, **{"longest": max(shape.context, options.get("shortest", 8.)), **options})
+    def for_heads(cls, shape, rotary_dim=None, **options):
+        longest = max(shape.context, options.get("shortest", 8.))
+        return cls(shape.n_heads, shape.turned(rotary_dim), shape.vocab_size, **{"longest": longest, **options})
 
 # %% ../nbs/00_transport.ipynb #430dcab8
 class LearnedRotation(Rotation):
@@ -327,7 +385,7 @@ class LearnedRotation(Rotation):
         nn.init.normal_(self.weight, std=self.init_std)
         with torch.no_grad(): self.bias.copy_(rope_frequencies(self.head_dim, self.base).repeat(self.n_heads))
 
-    def angles(self, x, tokens, begin):
+    def angles(self, x, tokens, positions):
         dtype = torch.promote_types(self.weight.dtype, torch.float32)
         with torch.autocast(x.device.type, enabled=False):
             W = self.weight.to(dtype)
@@ -336,8 +394,8 @@ class LearnedRotation(Rotation):
         return theta.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)            # [B, H, T, D/2]
 
     @classmethod
-    def for_heads(cls, shape, **options):
-        return cls(shape.n_heads, shape.head_dim, shape.width, shape.vocab_size, **options)
+    def for_heads(cls, shape, rotary_dim=None, **options):
+        return cls(shape.n_heads, shape.turned(rotary_dim), shape.width, shape.vocab_size, **options)
 
 # %% ../nbs/00_transport.ipynb #8d15e635
 TRANSPORTS = {"nope": NoTransport, "rope": RoPE, "random": RandomRotation, "learned": LearnedRotation}

@@ -2,9 +2,10 @@
 import math
 import pytest, torch
 import torch.nn.functional as F
-from route_transport.attention import ALiBi, transported_attention
+from route_transport.attention import KVCache, batch_bias, transported_attention
+from route_transport.controls import ALiBi
 from route_transport.model import GPT, SYSTEMS, system_config
-from route_transport.path import PathCache, PathFrames, PaTH, carried_keys, path_attention, path_steps
+from route_transport.path import PathFrames, PaTH, carried_keys, path_attention, path_steps
 from route_transport.reflections import RandomReflections, ReflectionFrames, Reflections, reflection_steps
 from route_transport.transport import CARRIES, route_ref
 
@@ -170,13 +171,9 @@ def test_blocks_equal_all_pairs(T, D, heads):
 def test_a_control_on_top():
     q, k, v, w = draw(4, 2, 3, 37, 4)
     w, beta, at = F.normalize(w, dim=-1), torch.full((2, 3, 37), 0.8).double(), torch.arange(37)
-    bias = ALiBi(3).bias(at[:, None], at[None]).double()
+    bias = ALiBi(3).bias(at[None, None, :, None], at[None, None, None]).double()
     expected = (scores_one_by_one(q, k, path_steps(w, beta))/2 + bias).softmax(-1) @ v
     close(transported_attention(q, k, v, PathFrames(w, beta), "qk", ALiBi(3)), expected, 1e-10)
-
-    class Learned(ALiBi):
-        def __init__(self): super().__init__(3); self.p = torch.nn.Parameter(torch.ones(()))
-    with pytest.raises(ValueError, match="control='Learned'"): path_attention(q, k, v, w, beta, Learned())
 
 
 def test_strength_two_is_a_reflection():
@@ -193,10 +190,11 @@ def test_decoding_equals_the_full_pass(dtype, tol):
     beta = strengths(2, 2, 90)
     inputs = [t.to(dtype) for t in (q, k, v, w, beta)]
     for control in (None, ALiBi(4)):
-        full = path_attention(*inputs, control, block=16)
+        full = path_attention(*inputs, bias=control and batch_bias(control), block=16)
         for pieces in ([1]*90, [70] + [1]*20):
-            cache = PathCache()
-            close(torch.cat([cache.attend(*p, control) for p in zip(*(t.split(pieces, 2) for t in inputs))], 2), full, tol)
+            cache = KVCache()
+            parts = [transported_attention(*p[:3], PathFrames(*p[3:]), "qk", control, cache=cache) for p in zip(*(t.split(pieces, 2) for t in inputs))]
+            close(torch.cat(parts, 2), full, tol)
             close(cache.keys, carried_keys(*inputs[1:2], *inputs[3:], block=32), tol)
 
 

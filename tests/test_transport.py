@@ -4,7 +4,8 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 from torch import nn
-from route_transport.attention import ALiBi, attend, transported_attention
+from route_transport.attention import attend, transported_attention
+from route_transport.controls import ALiBi, make_control
 from route_transport.model import GPT, SYSTEMS, system_config
 from route_transport.transport import (HeadShape, RandomRotation, RoPE, RotationFrames, accumulate, make_transport,
                                        rope_frequencies, rotation_matrix, route_ref, to_phase, TURN)
@@ -87,11 +88,13 @@ def test_frames_equal_the_double_loop_with_gradients(T, carry):
         torch.testing.assert_close(a, b if b is not None else torch.zeros_like(a), atol=1e-10, rtol=1e-10)
 
 
-@pytest.mark.parametrize("name", ["rope", "random", "learned"])
-def test_compiles_into_one_graph_at_two_lengths(name):
-    transport = make_transport(name, HeadShape(2, 8, 16, 50, 16))
+@pytest.mark.parametrize("name, control", [("nope", "alibi"), ("rope", None), ("random", None), ("learned", None), ("learned", "alibi"), ("rope", "forget")])
+def test_compiles_into_one_graph_at_two_lengths(name, control):
+    torch._dynamo.reset()   # each case compiles the same function anew
+    shape = HeadShape(2, 8, 16, 50, 16)
+    transport, control = make_transport(name, shape), make_control(control, shape)
     def attention(x, t, q, k, v):
-        return transported_attention(q, k, v, transport.frames(x, t), "qkv")
+        return transported_attention(q, k, v, transport.frames(x, t), "qkv", control, marks=control and control.marks(x))
     compiled = torch.compile(attention, fullgraph=True, backend="aot_eager")
     for T in (12, 17):
         x, (q, k, v) = torch.randn(1, T, 16, requires_grad=True), torch.randn(3, 1, 2, T, 8, requires_grad=True)
@@ -126,7 +129,7 @@ def test_autocast_leaves_phases_in_float32(system, monkeypatch):
 def test_alibi_at_ragged_lengths_equals_one_big_mask(T):
     q, k, v = torch.randn(3, 1, 3, T, 4, generator=seeded(0), dtype=torch.float64, requires_grad=True)
     control, at = ALiBi(3), torch.arange(T)
-    mask = control.bias(at[:, None], at[None]).double().masked_fill(at[None] > at[:, None], -math.inf)
+    mask = control.bias(at[None, None, :, None], at[None, None, None]).double().masked_fill(at[None] > at[:, None], -math.inf)
     y, ref = attend(q, k, v, control), nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
     torch.testing.assert_close(y, ref, atol=1e-12, rtol=1e-10)
     for a, b in zip(torch.autograd.grad(y.square().sum(), (q, k, v)), torch.autograd.grad(ref.square().sum(), (q, k, v))):
