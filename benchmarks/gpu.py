@@ -28,7 +28,7 @@ from route_transport.training import TrainConfig, _train_step, learning_rate, ma
 from route_transport.transport import HeadShape, Rotation, make_transport, rotation_matrix, route_ref
 from route_transport.utils import write_json
 
-TIMED = ("plain", "rope", "learned-qkv", "random-qkv", "reflections-qkv", "alibi")   # plain: causal attention and nothing else
+TIMED = ("plain", "rope", "learned-qkv", "random-qkv", "alibi", "reflections-qkv")   # plain: causal attention and nothing else; the longest to compile last
 TRAINED = ("rope", "random-qk", "random-qkv", "learned-qkv", "alibi")
 HEAD_DIM = 64
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05}   # of the largest number of the answer

@@ -28,7 +28,11 @@ def get_encoding(name: str,              # one of `ENCODINGS`
                 ) -> "tiktoken.Encoding":
     "The encoding called `name`; its `eot_token` ends every document."
     import tiktoken
-    if check_choice("encoding", name, ENCODINGS) == "gpt2": return tiktoken.get_encoding("gpt2")
+    if check_choice("encoding", name, ENCODINGS) == "gpt2":
+        try: return tiktoken.get_encoding("gpt2")
+        except OSError as e:
+            raise OSError(f"tiktoken could not fetch GPT-2's files ({type(e).__name__}): without a network, lay them out with "
+                          "route_transport.data.give_gpt2_files and set TIKTOKEN_CACHE_DIR") from e
     return tiktoken.Encoding("bytes", pat_str=r"(?s:.){1,64}", mergeable_ranks={bytes([i]): i for i in range(256)},
                              special_tokens={"<|endoftext|>": 256})
 
@@ -162,10 +166,14 @@ def _open_folder(folder: str) -> Stream: # of parquet files with a column `text`
     return Stream(datasets.load_dataset("parquet", data_files=files, split="train", streaming=True),
                   total=sum(pq.ParquetFile(f).metadata.num_rows for f in files))
 
-def _open_hub(name: str, config: str=None, column: str="text", revision: str=None) -> Stream:
-    "A data set of the hub as a stream; no loading script runs."
+def _open_hub(name: str, config: str=None, column: str="text") -> Stream:
+    "A data set of the hub as a stream. No loading script runs: where there is one, the hub's own conversion to parquet is read."
     import datasets
-    dataset = datasets.load_dataset(name, config, split="train", streaming=True, revision=revision)
+    load = lambda **revision: datasets.load_dataset(name, config, split="train", streaming=True, **revision)
+    try: dataset = load()
+    except RuntimeError as e:
+        if "script" not in str(e): raise
+        dataset = load(revision="refs/convert/parquet")
     split = (dataset.info.splits or {}).get("train")
     return Stream(dataset, column, split and split.num_examples)
 
@@ -271,7 +279,7 @@ def _documents(corpus: str):
     "(what the corpus is made of, for the fingerprint; a function that opens it)."
     kind, _, where = corpus.partition(":")
     if kind == "openwebtext" and where: return [(p.name, p.stat().st_size) for p in _parquet_files(where)], lambda: _open_folder(where)
-    if kind == "openwebtext": return OPENWEBTEXT, lambda: _open_hub(OPENWEBTEXT, revision="refs/convert/parquet")
+    if kind == "openwebtext": return OPENWEBTEXT, lambda: _open_hub(OPENWEBTEXT)
     if kind == "hub" and where:
         (name, _, config), column = where.partition("@")[0].partition(":"), where.partition("@")[2]
         return (name, config, column), lambda: _open_hub(name, config or None, column or "text")

@@ -34,6 +34,13 @@ def test_any_data_set_of_the_hub_by_name_and_column(tmp_path):
     with pytest.raises(ValueError, match="columns=.*'text'"): prepare(f"hub:{tmp_path / 'set'}", folder=tmp_path / "stores")
 
 
+def test_a_loading_script_is_never_run(tmp_path):
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "set.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    with pytest.raises(RuntimeError, match="script"): prepare(f"hub:{tmp_path / 'set'}", folder=tmp_path / "stores")
+    assert not (tmp_path / "ran").exists()
+
+
 SLOWLY = """
 import sys, time
 from route_transport import data

@@ -41,7 +41,7 @@ def test_every_transport_agrees_with_the_oracle(toy):
 
 def test_speed_and_training_are_there(toy):
     results = json.loads(toy[0].read_text())
-    assert [r["system"] for r in results["speed"]] == ["plain", "rope", "learned-qkv", "random-qkv", "reflections-qkv", "alibi"]
+    assert [r["system"] for r in results["speed"]] == ["plain", "rope", "learned-qkv", "random-qkv", "alibi", "reflections-qkv"]
     assert all(r["tokens_per_second"] > 0 and r["utilisation"]["measured"] > 0 for r in results["speed"]) and results["speed"][0]["ratio_to_plain"] == 1
     for r in results["training"]:
         assert [row["length"] for row in r["eval"]["lengths"]] == [16, 64] and r["curve"][-1][1] < 5.6 and r["steps"] == 20
