@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
-from .controls import ALiBi, Control
+from .controls import ALiBi, Control, Window
 from .documents import Documents
 from .pruning import attend_decayed, forgotten_keys
 from .transport import CARRIES, Frames
@@ -89,13 +89,14 @@ def attend(q: Tensor,              # `[B, H, Tq, D]`, the last Tq of Tk position
           ) -> Tensor:             # `[B, H, Tq, Dv]`
     "Causal attention, aligned at the end, with a distance control and without a T×T tensor."
     Tq, Tk, out = q.shape[-2], k.shape[-2], []
-    _check_shapes(q, k, v, documents, block)
+    _check_shapes(q, k, v, documents, marks, block)
     plain = control is None and documents is None
     if plain and Tq == Tk: return _kernel(q, k, v, is_causal=True)
     if plain and Tq == 1: return _kernel(q, k, v)
     proves = documents is None and control is not None and not torch.compiler.is_compiling() and Tq >= LONG   # a proof looks at numbers, a compiled graph cannot
-    if proves and (decay := control.decay(Tk, marks, q.device)) is not None:
-        with torch.autocast(q.device.type, enabled=False): return attend_decayed(*_cast(q, k, v), decay, tol=torch.finfo(torch.promote_types(q.dtype, torch.float32)).eps/4)
+    if proves and (decay := control.decay(Tk, marks, q.device)) is not None and decay.isfinite().all():   # NaN takes the other way and stays visible
+        q, k, v = _cast(q, k, v)
+        with torch.autocast(q.device.type, enabled=False): return attend_decayed(q, k, v, decay, tol=torch.finfo(torch.promote_types(q.dtype, torch.float32)).eps/4)
     bias, first = batch_bias(control, documents), None if documents is None else documents.first().amin(0).tolist()
     at, relative = torch.arange(Tk, device=q.device), documents is None and (control is None or control.relative)
     if relative: strip = bias(at[-min(block, Tq):, None], at[_in_sight(Tk - min(block, Tq), Tk, control, None)[1]:][None])
@@ -110,7 +111,7 @@ def attend(q: Tensor,              # `[B, H, Tq, D]`, the last Tq of Tk position
         out.append(y)
     return out[0] if len(out) == 1 else torch.cat(out, 2)
 
-def _check_shapes(q, k, v, documents, block):
+def _check_shapes(q, k, v, documents, marks, block=1):
     ok = q.ndim == k.ndim == v.ndim == 4 and q.shape[-1] == k.shape[-1] and len(q) == len(k) and k.shape[:3] == v.shape[:3] and q.shape[1] % k.shape[1] == 0
     check_that(ok, "(q, k, v) shapes", (tuple(q.shape), tuple(k.shape), tuple(v.shape)),
                "[B, H, Tq, D], [B, Hk, Tk, D], [B, Hk, Tk, Dv] with Hk a divisor of H")
@@ -118,6 +119,8 @@ def _check_shapes(q, k, v, documents, block):
     check_that(1 <= Tq <= Tk, "(Tq, Tk)", (Tq, Tk), "1 ≤ Tq ≤ Tk: the queries are the last of the keys' positions")
     check_that(documents is None or documents.ids.shape in ((1, Tk), (len(q), Tk)), "documents.ids.shape",
                documents and tuple(documents.ids.shape), f"{(len(q), Tk)} or {(1, Tk)}: they are of all keys")
+    check_that(marks is None or marks.ndim == 3 and marks.shape[0] in (1, len(q)) and marks.shape[1] in (1, q.shape[1]) and marks.shape[2] == Tk, "marks.shape",
+               None if marks is None else tuple(marks.shape), f"[{len(q)} or 1, {q.shape[1]} or 1, {Tk}]: they are of all keys")
     check_that(block >= 1, "block", block, "at least 1")
 
 # %% ../nbs/04_attention.ipynb #8dba4209
@@ -147,8 +150,9 @@ class KVCache:
                every: int=64):           # tokens between two looks
         "Forget the oldest tokens that no query to come can feel, but for a window's sinks."
         if not self.bounded or control is None or self.length - self._looked < every: return
-        if control.reach is not None: n = self.length - control.sinks - control.reach
-        elif (decay := control.decay(self.length, self.marks, self.keys.device)) is not None: n = min(forgotten_keys(self.keys, decay, query_bound))
+        kept_apart = control.relative or isinstance(control, Window)          # the bias is the same when keys are numbered anew
+        if control.reach is not None and kept_apart: n = self.length - control.sinks - control.reach
+        elif (control.relative or self.marks is not None) and (decay := control.decay(self.length, self.marks, self.keys.device)) is not None: n = min(forgotten_keys(self.keys, decay, query_bound))
         else: n = 0
         if n > 0:
             rest = slice(control.sinks + n, self.length)
@@ -157,8 +161,10 @@ class KVCache:
         self._looked = self.length
 
 def _appended(buffer, n, new): # [B, Hk, room, ...], of which n are used
+    if buffer is not None: new = new.to(buffer.dtype)
     if torch.is_grad_enabled() and (new.requires_grad or buffer is not None and buffer.requires_grad):
         return new if buffer is None else torch.cat([buffer[:, :, :n], new], 2)
+    if buffer is not None and buffer.is_inference() and not torch.is_inference_mode_enabled(): buffer = buffer.clone()
     end = n + new.shape[2]
     if buffer is None or end > buffer.shape[2]:
         more = new.new_empty(*new.shape[:2], max(end, 2*n, 16), *new.shape[3:])
@@ -185,7 +191,7 @@ def transported_attention(q: Tensor,              # `[B, H, T, D]`
     q, k = _each_group(frames, frames.pull, q, k.shape[1]), frames.pull(k)
     if carry == "qkv": v = frames.pull(v)
     if cache is not None: k, v, marks = cache.add(k, v, marks)
-    y = attend(q, k, v, control, documents, marks)
+    y = attend(q.to(k.dtype), k, v, control, documents, marks)
     return y if carry == "qk" else _each_group(frames, frames.push, y, k.shape[1])
 
 def _each_group(frames, move, x, k_heads): # [B, H, T, D], a frame serves the query heads of its key head
@@ -194,6 +200,7 @@ def _each_group(frames, move, x, k_heads): # [B, H, T, D], a frame serves the qu
 
 def _without_frames(frames, q, k, v, control, documents, marks, cache):
     if cache.length == 0 and k.shape[2] > 1:
+        _check_shapes(q, k, v, documents, marks)
         cache.add(frames.carried(k), v, marks)
         return frames.attend(q, k, v, None if control is None and documents is None else batch_bias(control, documents), marks)
     dtype, out = torch.promote_types(q.dtype, torch.float32), []

@@ -91,7 +91,7 @@ class Window(Control):
     def bias(self, i, j, mark_i=None, mark_j=None):
         return torch.zeros(1, device=i.device).masked_fill((i - j >= self.window) & (j >= self.sinks), -math.inf)
     @classmethod
-    def for_heads(cls, shape, window=None, **options): return cls(window or shape.context, **options)
+    def for_heads(cls, shape, window=None, **options): return cls(shape.context if window is None else window, **options)
 
 # %% ../nbs/03a_controls.ipynb #cd94695b
 class LogLength(Control):
@@ -106,7 +106,7 @@ class LogLength(Control):
         toll = self.c * (i - self.reference).clamp_min(1).double().log()
         return torch.where(i - j > self.reference, -toll, 0.)   # float64: it has no heads, so it is small
     @classmethod
-    def for_heads(cls, shape, reference=None, **options): return cls(reference or shape.context, **options)
+    def for_heads(cls, shape, reference=None, **options): return cls(shape.context if reference is None else reference, **options)
 
 # %% ../nbs/03a_controls.ipynb #41f2dba3
 class ForgetGate(Control):
@@ -123,7 +123,8 @@ class ForgetGate(Control):
 
     def reset_parameters(self):
         nn.init.zeros_(self.weight)
-        with torch.no_grad(): self.offset.copy_(-torch.tensor(self.slopes).expm1().log())     # ln sigmoid(b) = −m
+        m = torch.tensor(self.slopes, dtype=torch.float64)
+        with torch.no_grad(): self.offset.copy_(-m - (-torch.expm1(-m)).log())                # ln sigmoid(b) = −m
 
     def log_gates(self, x: Tensor) -> Tensor: # `[B, T, width]` → `[B, H, T]`, float32 or float64
         "ln f_t."
@@ -136,8 +137,7 @@ class ForgetGate(Control):
         return G if start is None else G + start
 
     def bias(self, i, j, mark_i=None, mark_j=None):
-        middle, dtype = mark_i[:, :, :1].detach(), torch.promote_types(self.weight.dtype, torch.float32)
-        return (mark_i - middle).to(dtype) - (mark_j - middle).to(dtype)   # the differences of near keys keep all their digits
+        return (mark_i - mark_j).to(torch.promote_types(self.weight.dtype, torch.float32))   # subtract first: near keys' differences keep their digits
 
     def decay(self, n_keys, marks=None, device=None): return -marks
 

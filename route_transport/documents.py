@@ -27,15 +27,19 @@ class Documents(NamedTuple):
 
     def then(self, n: int) -> "Documents":
         "Those of n tokens more, which go on with the last document of each row."
+        check_that(bool((self.ids[:, -1] >= 0).all()), "documents", "rows that end in padding", "said for the next tokens too: which document do they go on with?")
         steps = torch.arange(1, n + 1, device=self.ids.device)
         return Documents(self.ids[:, -1:].expand(-1, n), self.positions[:, -1:] + steps)
 
     def followed_by(self, more: "Documents") -> "Documents":
-        "Both together, pads still all different."
-        at = self.ids.shape[1] + torch.arange(more.ids.shape[1], device=more.ids.device)
-        rows = max(len(self.ids), len(more.ids))
-        pairs = (self.ids, torch.where(more.ids < 0, -1 - at, more.ids)), (self.positions, more.positions)
-        return Documents(*(torch.cat([a.expand(rows, -1), b.expand(rows, -1)], 1) for a, b in pairs))
+        "Both together. Documents that begin in `more` are new ones, whatever their ids; the others go on with the last of their row."
+        rows, at = max(len(self.ids), len(more.ids)), self.ids.shape[1] + torch.arange(more.ids.shape[1], device=more.ids.device)
+        (ids, positions), (new, place) = ([t.expand(rows, -1) for t in d] for d in (self, more))
+        goes_on, step = place > at - self.ids.shape[1], at - self.ids.shape[1] + 1               # its document began before `more`
+        check_that(bool((~goes_on | (place == positions[:, -1:] + step) & (ids[:, -1:] >= 0)).all()), "documents", "positions that do not go on",
+                   "such that a document which began earlier goes on where the row's last one ended")
+        new = torch.where(new < 0, -1 - at, torch.where(goes_on, ids[:, -1:], new + ids.max().clamp_min(-1) + 1))
+        return Documents(torch.cat([ids, new], 1), torch.cat([positions, place], 1))
 
 # %% ../nbs/00f_documents.ipynb #968fa8f3
 def documents_from_ids(ids: Tensor, # whole numbers `[B, T]`, −1 for padding; the tokens of a document stand together

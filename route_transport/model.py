@@ -154,8 +154,10 @@ class GPT(nn.Module):
         self.config = config
         self.embed = nn.Embedding(config.vocab_size, config.width)
         shared = not transport_class(config.transport).per_layer
-        self.transport = make_checked(Transport, config.transport, config.key_shape, **config.transport_options) if shared else None
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)          # a class of one's own may draw when it is made
+            self.transport = make_checked(Transport, config.transport, config.key_shape, **config.transport_options) if shared else None
+            self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
         self.norm = nn.LayerNorm(config.width, bias=False)
         self.reset_parameters(seed)
 
@@ -169,11 +171,12 @@ class GPT(nn.Module):
                 writes = name.endswith(("attention.out", "mlp.2"))
                 draw(m.weight, self.config.init_std / (math.sqrt(2*self.config.n_layers) if writes else 1))
                 if m.bias is not None: m.bias.data.zero_()
+        for m in self.modules():
+            if isinstance(m, nn.LayerNorm): m.reset_parameters()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            for block in self.blocks:
-                for part in (block.attention.transport, block.attention.control):
-                    if hasattr(part, "reset_parameters"): part.reset_parameters()
+            for part in [self.transport] + [part for block in self.blocks for part in (block.attention.transport, block.attention.control)]:
+                if hasattr(part, "reset_parameters"): part.reset_parameters()
 
     def hidden(self, tokens: Tensor,            # ids, int64 `[B, T]`
                documents: Documents=None,       # of these tokens; None: one a row, without padding
@@ -195,6 +198,8 @@ class GPT(nn.Module):
 
     def new_cache(self, bounded: bool=False) -> Cache: # bounded: let go of keys that provably no query to come can feel
         "A cache to read tokens into: `model(tokens, cache=cache)`."
+        longer = [t for t in (self.transport, *(b.attention.transport for b in self.blocks)) if getattr(t, "lengthens", False)]
+        check_that(not (bounded and longer), "bounded", bounded, "False for a transport that lengthens queries: there is no bound on those to come")
         return Cache(len(self.blocks), bounded)
 
 # %% ../nbs/05_model.ipynb #81c7743c
@@ -221,10 +226,10 @@ def next_ids(logits: Tensor,              # of the last token, `[B, vocab]`
             ) -> Tensor:                  # ids, int64 `[B]`
     "Draw the next token of each row."
     check_that(temperature >= 0, "temperature", temperature, "at least 0")
-    check_that(top_k is None or top_k >= 1, "top_k", top_k, "at least 1, or None")
+    check_that(top_k is None or isinstance(top_k, int) and top_k >= 1, "top_k", top_k, "a whole number, at least 1, or None")
     check_that(top_p is None or 0 < top_p <= 1, "top_p", top_p, "above 0, at most 1, or None")
     if temperature == 0: return logits.argmax(-1)
-    ordered, ids = (logits.float()/temperature).sort(dim=-1, descending=True, stable=True)
+    ordered, ids = ((logits.float() - logits.float().amax(-1, keepdim=True)) / max(temperature, 1e-30)).sort(dim=-1, descending=True, stable=True)
     p = ordered.softmax(-1)
     if top_k is not None: p[:, top_k:] = 0
     if top_p is not None: p[p.cumsum(-1) - p >= top_p*p.sum(-1, keepdim=True)] = 0     # what comes before has the probability already

@@ -127,6 +127,7 @@ def _laid_out(k, w, beta, c): # k̄'s blocks and the steps', [N, B·Hk, c, ·]
     return [_in_blocks(t, heads[1], c) for t in (k, w.expand(*heads, -1, -1), beta[..., None].expand(*heads, -1, -1))]
 
 # %% ../nbs/00d_path.ipynb #bdb9422d
+@torch.compiler.disable   # a compiler takes the parts around it
 def path_attention(q: Tensor,            # `[B, H, T, D]`
                    k: Tensor, v: Tensor, # `[B, Hk, T, D]`, Hk a divisor of H
                    w: Tensor,            # unit axes, `[B or 1, Hk or 1, T, D]`

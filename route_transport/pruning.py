@@ -107,10 +107,12 @@ def block_first_keys(q: Tensor, k: Tensor, # `[B, H, Tq, D]`, `[B, H or a diviso
 # %% ../nbs/03b_pruning.ipynb #0367a988
 def _window(q, k, v, decay_q, decay_k):
     "One block: queries `[B, 1, c, D]`, the last c of n keys `[B, 1, n, D]`, and their decays."
-    c, end = q.shape[-2], decay_k[..., -1:].detach()
-    back = lambda a: (a - end).to(q.dtype)
+    c, end, dtype = q.shape[-2], decay_k[..., -1:].detach(), torch.promote_types(q.dtype, torch.float32)
+    if float((end - decay_q[..., :1]).max()) > 64: dtype = torch.float64            # steep within the block: near differences of large sums
+    back = lambda a: (a - end).to(dtype)
     bias = back(decay_k)[..., None, :] - back(decay_q)[..., :, None]                # [B or 1, 1, c, n]
     bias[..., -c:].masked_fill_(torch.ones(c, c, dtype=torch.bool, device=q.device).triu(1), -math.inf)
+    bias = bias.to(q.dtype if q.is_cuda or q.dtype == torch.float64 else torch.float32)   # half precision would round the near keys' bias away
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
 
 def _pieces(q, k, v, decay, plan):

@@ -36,6 +36,7 @@ def with_control(model: GPT,
                 ) -> GPT:   # shares the weights
     "The same model with a distance control that it was not trained with."
     new = _same_weights(model)
+    check_that(model.config.control is None, "model.config.control", model.config.control, "None: it has been trained with one")
     for block in new.blocks: block.attention.control = control
     return new
 

@@ -13,9 +13,10 @@ from tqdm import tqdm
 from .data import call_parse, either_dash, prepare
 from .execution import Execution
 from .extrapolation import EVALUATIONS, evaluate_run
-from .model import GPT, GPTConfig, PAPER_SYSTEMS, SYSTEMS, count_parameters, system_config
+from .model import GPT, PAPER_SYSTEMS, SYSTEMS, count_parameters, system_config
+from .own import is_own
 from .remedies import evaluate_remedies, evaluations, is_evaluated
-from .training import BUDGETS, changed, claim_run, die_with_parent, fit, model_for, run_config, side_by_side, versions
+from .training import BUDGETS, changed, claim_run, die_with_parent, fit, kept_config, model_for, run_config, side_by_side, versions
 from .utils import check_choice, check_that, read_json, refuses_in_words, write_json
 
 # %% ../nbs/11_reproduce.ipynb #e084433d
@@ -54,7 +55,7 @@ def gather(preset: str, out, systems, seeds, store, wall_seconds: float) -> dict
         for seed in seeds:
             run = run_folder(out, system, seed)
             config = read_json(run/"config.json")
-            parameters, train = count_parameters(GPT(GPTConfig(**config["model"]))), read_json(run/"train.json")
+            parameters, train = count_parameters(GPT(kept_config(run))), read_json(run/"train.json")
             runs += [dict(system=row, seed=seed, parameters=parameters, train=train, eval=numbers) for row, numbers in evaluations(run, system).items()]
     shape = {k: v for k, v in config["model"].items() if k not in ("transport", "carry", "control")}
     budget = {k: v for k, v in config["train"].items() if k != "seed"}
@@ -92,7 +93,9 @@ def reproduce(preset: str="tiny", systems=SYSTEMS, seeds=(0, 1), out=None, worke
     check_that(workers is None or workers >= 1, "workers", workers, "at least 1, or None for the number of cores")
     check_that(len(set(systems)) == len(systems) > 0, "systems", systems, "one or more, each once")
     check_that(len(set(seeds)) == len(seeds) > 0, "seeds", seeds, "one or more, each once")
-    for s in systems: system_config(preset, s)        # unknown names are refused before anything is written
+    for s in systems:                                 # unknown names, and own classes that break a promise, are refused before anything is written
+        if is_own(s): GPT(system_config(preset, s))
+        else: system_config(preset, s)
     budget, _ = _plan(preset, **changes)
     store = prepare(budget.corpus, budget.encoding, workers=os.cpu_count(), progress=True)
     workers = workers or (len(os.sched_getaffinity(0)) if execution.device == "cpu" else 1)

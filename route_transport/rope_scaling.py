@@ -68,7 +68,7 @@ class ScaledFrames(RotationFrames):
 
 class ScaledRoPE(RoPE):
     "RoPE with the frequencies of a scaling rule, for a given length or for the window at hand."
-    carries = ("qk",)
+    carries, lengthens = ("qk",), True
     def __init__(self, head_dim: int, base: float,
                  scaling: str,       # one of `SCALINGS`
                  context: int,       # training length, tokens

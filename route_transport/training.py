@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['BUDGETS', 'TrainConfig', 'changed', 'model_for', 'learning_rate', 'make_optimizer', 'plain_names', 'weights',
            'random_state', 'set_random_state', 'save_checkpoint', 'load_checkpoint', 'run_config', 'claim_run',
-           'versions', 'fit', 'load_model', 'die_with_parent', 'side_by_side', 'rt_train']
+           'versions', 'fit', 'kept_config', 'load_model', 'die_with_parent', 'side_by_side', 'rt_train']
 
 # %% ../nbs/07_training.ipynb #0979a132
 import json, math, os, platform, shutil, subprocess, sys, threading, time
@@ -18,6 +18,7 @@ from tqdm import tqdm
 from .data import ENCODINGS, Blocks, call_parse, either_dash, prepare, sent
 from .execution import Alone, Execution, Stopped, StopRequest, adapt, processes
 from .model import GPT, GPTConfig, system_config
+from .own import keep_sources, kept_name, own_sources
 from .utils import check_choice, check_that, read_json, refuses_in_words, write_json, written_whole
 
 # %% ../nbs/07_training.ipynb #b2445b83
@@ -140,7 +141,9 @@ def _differences(a, b, at=""):
 
 def run_config(model_config: GPTConfig, config: TrainConfig, store, precision: str="float32") -> dict:
     "All that a run's numbers depend on, as its `config.json` has it."
-    return dict(model=asdict(model_config), train=asdict(config), data=store.meta["fingerprint"], **({} if precision == "float32" else {"precision": precision}))
+    own = own_sources(model_config.transport, model_config.control)
+    return dict(model=asdict(model_config), train=asdict(config), data=store.meta["fingerprint"], **({} if precision == "float32" else {"precision": precision}),
+                **({"own": own} if own else {}))
 
 def _completed(config): # an option that was not there yet when the run began had its default
     defaults = dict(model=asdict(GPTConfig()), train=asdict(TrainConfig()))
@@ -154,6 +157,7 @@ def claim_run(out, config: dict) -> Path:
         differ = _differences(*map(_completed, (read_json(path), config)))
         check_that(not differ, "out", str(out), "another folder, or empty: it holds a run with another configuration (" + "; ".join(differ) + ")")
     else: write_json(path, config)
+    keep_sources(out, *config.get("own", {}))
     return path.parent
 
 # %% ../nbs/07_training.ipynb #0f21e2cd
@@ -296,11 +300,16 @@ def _write_result(out, final, **more):
     write_json(out/"train.json", dict(steps=rows[-1]["step"], tokens=rows[-1]["tokens"], loss=rows[-1]["loss"],
                                       seconds=rows[-1]["seconds"], versions=versions(), **more))
 
+def kept_config(run) -> GPTConfig:
+    "The model of a run folder, its own classes from the files that the run keeps."
+    config = read_json(Path(run)/"config.json")["model"]
+    return GPTConfig(**{**config, **{part: kept_name(run, config[part]) for part in ("transport", "control")}})
+
 def load_model(run) -> GPT:
     "The trained model of a run folder, in evaluation mode."
     run = Path(run)
     check_that((run/"train.json").exists(), "run", str(run), "a run folder whose training has ended (with train.json in it)")
-    model = GPT(GPTConfig(**read_json(run/"config.json")["model"]))
+    model = GPT(kept_config(run))
     model.load_state_dict(plain_names(load_file(run/"model.safetensors")))
     return model.eval()
 

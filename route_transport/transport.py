@@ -224,6 +224,7 @@ class Transport(nn.Module, ABC):
     "Orthogonal steps, one a token and head, accumulated along the route."
     per_layer = False  # True where the steps depend on the layer's input or own weights; else all layers share the frames
     carries = CARRIES  # what it can carry
+    lengthens = False  # True where `pull` may make a query longer
 
     @abstractmethod
     def frames(self, x: Tensor,                # the layer's input, `[B, T, width]`
