@@ -183,6 +183,7 @@ class GPT(nn.Module):
                cache: Cache=None,               # the tokens before these, which these join; None: there are none
               ) -> Tensor:                      # `[B, T, width]`
         "The normalised residual stream after the last block."
+        check_that(documents is None or documents.ids.shape[1] == tokens.shape[1], "documents.ids.shape", documents and tuple(documents.ids.shape), f"[B or 1, {tokens.shape[1]}]: of these tokens")
         x, pair = self.embed(tokens), documents and (documents, documents)
         if cache is not None: pair = cache.joined_by(tokens.shape[1], documents)
         frames = None
