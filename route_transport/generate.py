@@ -6,9 +6,8 @@
 __all__ = ['write', 'rt_generate']
 
 # %% ../nbs/07a_generate.ipynb #b1cd3a1b
-import codecs, sys
+import codecs
 from pathlib import Path
-import torch
 from .data import call_parse, either_dash, get_encoding
 from .training import die_with_parent, load_model
 from .utils import check_that, read_json, refuses_in_words

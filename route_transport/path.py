@@ -10,7 +10,7 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from .transport import TRANSPORTS, Frames, RouteState, Transport, token_positions
+from .transport import TRANSPORTS, Frames, RouteState, Transport
 from .utils import check_that
 
 # %% ../nbs/00d_path.ipynb #7900adcb

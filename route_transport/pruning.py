@@ -108,7 +108,7 @@ def block_first_keys(q: Tensor, k: Tensor, # `[B, H, Tq, D]`, `[B, H or a diviso
 def _window(q, k, v, decay_q, decay_k):
     "One block: queries `[B, 1, c, D]`, the last c of n keys `[B, 1, n, D]`, and their decays."
     c, end, dtype = q.shape[-2], decay_k[..., -1:].detach(), torch.promote_types(q.dtype, torch.float32)
-    if float((end - decay_q[..., :1]).max()) > 64: dtype = torch.float64            # steep within the block: near differences of large sums
+    if float((end - decay_q[..., :1].detach()).max()) > 64: dtype = torch.float64            # steep within the block: near differences of large sums
     back = lambda a: (a - end).to(dtype)
     bias = back(decay_k)[..., None, :] - back(decay_q)[..., :, None]                # [B or 1, 1, c, n]
     bias[..., -c:].masked_fill_(torch.ones(c, c, dtype=torch.bool, device=q.device).triu(1), -math.inf)
